@@ -1,0 +1,203 @@
+"""Write the generated documents from code: help text, docs/config.md, docs/metrics.md, docs/migrating.md.
+
+`python scripts/docs.py` writes them; with `--check` it only says which are out of date (exit code 1).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import sys
+import tokenize
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ippo_cli.cli.diagnose import groups
+from ippo_cli.config import schema
+from ippo_cli.config.aliases import ALIASES
+from ippo_cli.config.load import KINDS, PLAIN, compose_node, config_dir
+from ippo_cli.training.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HELP_HEAD = """\
+ippo-train: train language models with PPO and Independent PPO.
+
+Examples
+  ippo-train                                        the embedded job: two agents, a few minutes on a CPU
+  ippo-train algorithm=ippo critic=separate         the same job spelled out
+  ippo-train algorithm=ppo critic=value_head seed=3
+  ippo-train launch.processes=2 deepspeed=zero2     two ranks on this machine
+  ippo-train task=jsonl task.train=train.jsonl task.eval=test.jsonl actor=full actor.model=PATH \\
+             reward=function reward.function=reward.py:score
+  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep, one folder per job
+  ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
+  ippo-train mode=plan                              check everything, show the arithmetic, load nothing
+  ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
+
+Groups (choose with group=option; the first is the default)
+"""
+HELP_TAIL = """
+Keys (override with key=value; all of them with their meaning are in docs/config.md)
+"""
+HELP_END = """
+One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic)
+
+Flags
+  --cfg job [--resolve]     show the composed configuration and leave
+  -m, --multirun            sweep over comma-separated values
+  -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
+  -h, --help                this text
+
+Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 12 reward failures, 13 storage,
+            14 resume refused, 75 preempted and saved, 130 interrupted
+"""
+TOP_KEYS = ("name", "seed", "num_iterations", "num_epochs", "output_dir", "mode", "resume")
+SHOWN = ("rollout.buffer_size", "rollout.max_new_tokens", "rollout.temperature", "algorithm.gamma",
+         "algorithm.gae_lambda", "algorithm.mini_batch_size", "algorithm.ppo_epochs", "algorithm.entropy_coef",
+         "algorithm.kl.reward.coef", "actor.learning_rate", "critic.learning_rate", "deepspeed.micro_batch_tokens",
+         "checkpoint.every", "evaluation.every", "launch.processes")  # fmt: skip
+
+
+def comments(cls: type[Any]) -> dict[str, str]:
+    """What stands behind each field of a schema class."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        source = inspect.getsource(base)
+        by_line = {
+            token.start[0]: token.string.removeprefix("#").strip()
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found[node.target.id] = by_line.get(node.lineno, "")
+    return found
+
+
+def types(cls: type[Any]) -> dict[str, str]:
+    """Each field's type as written."""
+    return {name: kind for base in reversed(cls.__mro__[:-1]) for name, kind in base.__annotations__.items()}
+
+
+def ordered_groups() -> dict[str, list[str]]:
+    """The groups with a schema, in the order of `Config`."""
+    found = groups()
+    return {field.name: found[field.name] for field in fields(schema.Config) if field.name in found}
+
+
+def default_choice(group: str) -> str:
+    listed = OmegaConf.load(config_dir() / "config.yaml").defaults
+    return next((str(entry[group]) for entry in listed if not isinstance(entry, str) and group in entry), "")
+
+
+def shown(value: Any) -> str:
+    text = "null" if value is None else str(getattr(value, "value", value))
+    return {"True": "true", "False": "false"}.get(text, text)
+
+
+def help_text() -> str:
+    lines = [HELP_HEAD.rstrip("\n")]
+    for group, options in ordered_groups().items():
+        first = default_choice(group)
+        ordered = [first, *(option for option in options if option != first)] if first else options
+        lines.append(f"  {group:<12}{' | '.join(ordered)}")
+    lines.append(HELP_TAIL.rstrip("\n"))
+    node = compose_node([])
+    for key in (*TOP_KEYS, *SHOWN):
+        group, _, leaf = key.rpartition(".")
+        lines.append(f"  {key:<30}{shown(OmegaConf.select(node, key)):<12}{_comment(group, leaf)}")
+    return "\n".join(lines) + "\n" + HELP_END
+
+
+def _comment(group: str, leaf: str) -> str:
+    cls = {"": schema.RunConfig, "algorithm.kl.reward": schema.KlRewardConfig}.get(group)
+    cls = cls or PLAIN.get(group) or KINDS[group][str(compose_node([])[group].kind.value)]
+    return comments(cls)[leaf]
+
+
+def config_page() -> str:
+    lines = ["# Configuration", "", "Generated by `scripts/docs.py` from `src/ippo_cli/config/schema.py` and `conf/`.", ""]
+    lines += ["Values of one agent: `task.agents.<name>.actor.<key>` and `task.agents.<name>.critic.<key>`.", ""]
+    lines += ["## Top level", ""]
+    lines += _table(schema.RunConfig, {"": OmegaConf.load(config_dir() / "config.yaml")})
+    for group, options in ordered_groups().items():
+        lines += [f"## `{group}=`", ""]
+        by_class: dict[type[Any], dict[str, Any]] = {}
+        for option in options:
+            node = compose_node([f"{group}={option}"])[group]
+            cls = OmegaConf.get_type(node)
+            by_class.setdefault(cls, {})[option] = node
+        for cls, nodes in by_class.items():
+            names = ", ".join(f"`{name}`" + (" (default)" if name == default_choice(group) else "") for name in nodes)
+            lines += [f"### {names}", "", (cls.__doc__ or "").split("\n")[0], ""]
+            lines += _table(cls, nodes)
+    lines += ["## One agent: `task.agents.<name>`", "", *_table(schema.AgentConfig, {})]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(cls: type[Any], nodes: dict[str, Any], prefix: str = "") -> list[str]:
+    heads = [name for name in nodes if name] or ([""] if nodes else [])
+    lines = ["| key | type | " + "".join(f"{name or 'value'} | " for name in heads) + "meaning |"]
+    lines += ["|---|---|" + "---|" * len(heads) + "---|"]
+    lines += list(_rows(cls, [nodes[name] for name in heads], prefix))
+    return [*lines, ""]
+
+
+def _rows(cls: type[Any], nodes: list[Any], prefix: str) -> list[str]:
+    rows: list[str] = []
+    notes = comments(cls)
+    for leaf, kind in types(cls).items():
+        nested = getattr(schema, kind, None)
+        if leaf == "agents" or (isinstance(nested, type) and leaf in ("actor", "critic")):
+            rows.append(f"| `{prefix}{leaf}` | | " + "| " * len(nodes) + f"{notes[leaf] or 'the named agents'} |")
+        elif isinstance(nested, type) and not issubclass(nested, str):
+            rows += _rows(nested, [node[leaf] for node in nodes], f"{prefix}{leaf}.")
+        else:
+            values = "".join(f"`{shown(OmegaConf.to_container(node)[leaf])}` | " for node in nodes)
+            rows.append(f"| `{prefix}{leaf}` | {kind.replace('|', 'or')} | {values}{notes[leaf].replace('|', '&#124;')} |")
+    return rows
+
+
+def metrics_page() -> str:
+    lines = ["# Metrics", "", "Generated by `scripts/docs.py` from `src/ippo_cli/training/metrics.py`.", "",
+             "One JSON object per iteration in `metrics.jsonl`, and the same names in TensorBoard. Keys below `time/` and",
+             "`perf/` depend on the machine; all others are the same whenever a run is repeated or resumed.", "",
+             "| key | meaning |", "|---|---|"]  # fmt: skip
+    return "\n".join(lines + [f"| `{key}` | {text} |" for key, text in METRICS.items()]) + "\n"
+
+
+def migrating_page() -> str:
+    lines = ["# Coming from another project", "", "Generated by `scripts/docs.py` from `src/ippo_cli/config/aliases.py`.",
+             "Typing one of these keys gives an error that names ours.", ""]  # fmt: skip
+    for project, names in ALIASES.items():
+        lines += [f"## {project}", "", "| there | here |", "|---|---|"]
+        lines += [f"| `{theirs}` | {ours} |" for theirs, ours in names.items()] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+PAGES = {
+    "src/ippo_cli/cli/help.txt": help_text,
+    "docs/config.md": config_page,
+    "docs/metrics.md": metrics_page,
+    "docs/migrating.md": migrating_page,
+}
+
+
+def main() -> int:
+    stale = [path for path, page in PAGES.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != page()]
+    if "--check" in sys.argv:
+        print("\n".join(f"out of date: {path}" for path in stale))
+        return 1 if stale else 0
+    for path in stale:
+        (ROOT / path).write_text(PAGES[path]())
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

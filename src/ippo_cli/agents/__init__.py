@@ -1,0 +1,1 @@
+"""Layer 3: who plays. An agent owns its actor, critic, reference and learners."""

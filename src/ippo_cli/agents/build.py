@@ -1,0 +1,199 @@
+"""Making agents: weights are found or made, engines are built, and what is shared is decided, here and once."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import (
+    ActorConfig,
+    AgentConfig,
+    Config,
+    CriticConfig,
+    DeepspeedConfig,
+    Dtype,
+    OptimizerConfig,
+    SeparateCriticConfig,
+    TinyActorConfig,
+)
+from ippo_cli.engine import distributed
+from ippo_cli.engine.zero import Engine
+from ippo_cli.engine.zero_config import zero_config
+from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
+from ippo_cli.models.tiny import make_tiny_actor
+from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.task import Task
+
+WARM_START_EXAMPLES = 8192
+Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
+
+
+def initial_weights(config: Config, task: Task, run_folder: Path, progress: Progress) -> dict[str, Path | str]:
+    """Where each agent's actor starts from: a model made locally is made now, and copied into the run's folder.
+
+    The copy is what resuming and the KL reference use, whatever becomes of the cache.
+    """
+    return {
+        name: _initial(config, name, agent, task, run_folder, progress) for name, agent in config.task.agents.items()
+    }
+
+
+def build_agents(config: Config, weights: dict[str, Path | str], device: torch.device) -> dict[str, Agent]:
+    """Models and engines of every agent, in the order of the task's agents on every rank."""
+    references: dict[str, Policy] = {}
+    agents: dict[str, Agent] = {}
+    for name, agent in config.task.agents.items():
+        tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
+        agents[name] = _build_agent(config, name, agent, str(weights[name]), tokenizer, references, device)
+    return agents
+
+
+def weights_digest(folder: Path) -> str:
+    """One sha256 over the safetensors files of a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _initial(
+    config: Config, name: str, agent: AgentConfig, task: Task, run_folder: Path, progress: Progress
+) -> Path | str:
+    actor = agent.actor
+    if not isinstance(actor, TinyActorConfig):
+        assert actor.model is not None  # checked before anything is loaded
+        return actor.model
+    kept = run_folder / "initial" / name
+    if distributed.is_main() and not kept.is_dir():
+        assert agent.answer is not None
+        examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
+        where = f"task.agents.{name}"
+        pairs = [
+            (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
+            for example in examples
+        ]
+        made = make_tiny_actor(
+            actor, pairs, config.seed, Path(config.output_dir) / ".cache",
+            lambda step, steps, loss: progress(name, step, steps, loss),
+        )  # fmt: skip
+        partial = kept.with_name(f".{name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(made, partial)
+        (partial / "sha256.txt").write_text(weights_digest(partial) + "\n")
+        partial.rename(kept)
+    distributed.barrier()
+    if (kept / "sha256.txt").read_text().strip() != weights_digest(kept):
+        raise PreflightError(f"{kept} was changed after it was made: the run's initial weights are lost")
+    return kept
+
+
+def _build_agent(
+    config: Config,
+    name: str,
+    agent: AgentConfig,
+    weights: str,
+    tokenizer: PreTrainedTokenizerBase,
+    references: dict[str, Policy],
+    device: torch.device,
+) -> Agent:
+    lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
+    separate = isinstance(agent.critic, SeparateCriticConfig)
+    head = None if separate else ValueHead(
+        ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)
+    ).to(lm.dtype)  # fmt: skip
+    needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
+    return Agent(
+        name=name,
+        tokenizer=tokenizer,
+        actor=_actor_learner(config, Policy(lm, head), agent.actor, agent.critic, device),
+        critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
+        reference=_reference(agent.actor, weights, references, device) if needs_reference else None,
+        temperature=config.rollout.temperature,
+        chunk_tokens=config.deepspeed.logit_chunk_tokens,
+    )
+
+
+def _actor_learner(
+    config: Config, policy: Policy, actor: ActorConfig, critic: CriticConfig, device: torch.device
+) -> Learner:
+    _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
+    groups = param_groups(policy.lm, actor)
+    if policy.value_head is not None:
+        groups += param_groups(policy.value_head, actor, critic.learning_rate)
+    return Learner(
+        role="policy" if policy.value_head is None else "joint",
+        engine=Engine(policy, groups, zero=zero_settings(config.deepspeed, actor.dtype, actor), device=device),
+        optimizer=actor,
+        mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
+        ppo_epochs=config.algorithm.ppo_epochs,
+        micro_batch_tokens=config.deepspeed.micro_batch_tokens,
+    )
+
+
+def _critic_learner(
+    config: Config, actor: ActorConfig, critic: CriticConfig, weights: str, device: torch.device
+) -> Learner:
+    assert isinstance(critic, SeparateCriticConfig)
+    model = load_critic(critic, weights, actor.revision)
+    _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
+    return Learner(
+        role="value",
+        engine=Engine(
+            model,
+            param_groups(model, critic),
+            zero=zero_settings(config.deepspeed, critic.dtype, critic),
+            device=device,
+        ),
+        optimizer=critic,
+        mini_batch_size=critic.mini_batch_size or config.algorithm.mini_batch_size or config.rollout.buffer_size,
+        ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
+        micro_batch_tokens=config.deepspeed.micro_batch_tokens,
+    )
+
+
+def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None) -> ValueModel:
+    """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's."""
+    try:
+        if critic.warm_start is not None:
+            model = ValueModel.from_pretrained(critic.warm_start, dtype=DTYPES[critic.dtype], use_safetensors=True)
+            if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
+                raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
+            return model
+        source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
+        backbone = AutoModel.from_pretrained(source, revision=of, dtype=DTYPES[critic.dtype], use_safetensors=True)
+    except Exception as error:
+        given = f"critic.warm_start={critic.warm_start}" if critic.warm_start else f"critic.model={critic.model}"
+        raise PreflightError(f"{given}: no critic could be loaded ({str(error).strip().splitlines()[0]})") from error
+    return value_model(backbone, critic.value_head_hidden_dim)
+
+
+def zero_settings(deepspeed: DeepspeedConfig, dtype: Dtype, optimizer: OptimizerConfig) -> dict[str, object]:
+    """DeepSpeed's configuration of one engine."""
+    return zero_config(
+        stage=deepspeed.stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
+        offload_params=deepspeed.offload_params, reduce_bucket_size=deepspeed.reduce_bucket_size,
+        persistence_threshold=deepspeed.persistence_threshold, max_grad_norm=optimizer.max_grad_norm,
+    )  # fmt: skip
+
+
+def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], device: torch.device) -> Policy:
+    """The frozen initial policy. Agents that start from the same weights share it: nothing ever writes to it."""
+    key = f"{weights}@{actor.revision}:{actor.dtype.value}"
+    if key not in references:
+        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(device)
+        references[key] = policy.requires_grad_(False).eval()
+    return references[key]
+
+
+def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:
+    if on:
+        model.gradient_checkpointing_enable({"use_reentrant": False})

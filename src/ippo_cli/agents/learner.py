@@ -1,0 +1,81 @@
+"""A learner: one engine, how it is stepped, and its learning rate over a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ippo_cli.config.schema import OptimizerConfig, Schedule
+from ippo_cli.engine import distributed
+from ippo_cli.engine.zero import Engine
+from ippo_cli.models.layout import Sequences, compact, token_budget_batches
+from ippo_cli.types import Rollout
+
+Role = Literal["policy", "value", "joint"]
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """An engine and the numbers of its update. `role` says which losses it minimises: its own, or both in one."""
+
+    role: Role
+    engine: Engine
+    optimizer: OptimizerConfig
+    mini_batch_size: int  # sequences per optimizer step, global
+    ppo_epochs: int
+    micro_batch_tokens: int  # tokens per forward, per rank
+    skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
+
+    def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
+        """Set the rate of an iteration (counted from 0) and return it as a share of the peak."""
+        factor = schedule_factor(self.optimizer, iteration, num_iterations)
+        self.engine.set_learning_rate(factor)
+        return factor
+
+    def sequences(self, rollout: Rollout) -> Iterator[tuple[Tensor, Sequences]]:
+        """All rows in batches of the token budget, as many on every rank: a rank short of batches repeats its first."""
+        batches = token_budget_batches(row_tokens(rollout), self.micro_batch_tokens)
+        wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
+        for number in range(wanted):
+            rows = batches[number] if number < len(batches) else batches[0]
+            yield rows, compact(rollout, rows)
+
+
+def row_tokens(rollout: Rollout) -> Tensor:
+    """Prompt and response tokens of each row, `[B]`."""
+    return rollout.prompt_mask.sum(dim=1) + rollout.lengths
+
+
+def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:
+    """Share of the peak learning rate in an iteration (counted from 0): linear warm-up, then the schedule."""
+    if iteration < config.warmup_iterations:
+        return (iteration + 1) / config.warmup_iterations
+    progress = (iteration - config.warmup_iterations) / max(num_iterations - config.warmup_iterations, 1)
+    decay = {
+        Schedule.constant: 1.0,
+        Schedule.linear: 1.0 - progress,
+        Schedule.cosine: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }[config.lr_schedule]
+    return config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay
+
+
+def param_groups(
+    module: nn.Module, config: OptimizerConfig, learning_rate: float | None = None
+) -> list[dict[str, Any]]:
+    """AdamW's groups: matrices with weight decay, everything else without."""
+    settings = {
+        "lr": config.learning_rate if learning_rate is None else learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay, **settings},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0, **settings},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,1 @@
+"""Layer 5, the doors: compose, check, launch. No logic, and no torch at import."""

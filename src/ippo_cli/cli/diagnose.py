@@ -1,0 +1,99 @@
+"""From Hydra's errors to ours: which override is wrong, and what would work."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.config.aliases import ours
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import compose_node, config_dir, leaves
+
+HIDDEN_GROUPS = ("base", "schema")
+
+
+def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
+    """The first override that cannot be applied, with its remedy; Hydra's own words where none is to blame."""
+    good: list[str] = []
+    for text in sorted(overrides, key=lambda text: not _is_choice(text)):  # choices first: they decide what keys exist
+        try:
+            compose_node([*good, *_single_values(text)])
+        except (HydraException, OmegaConfBaseException) as own:
+            return _explain(text, good, own)
+        good += _single_values(text)
+    return ConfigError("configuration", "cannot be composed", _first_lines(error))
+
+
+def groups() -> dict[str, list[str]]:
+    """The configuration groups and their options."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(config_dir().rglob("*.yaml")):
+        group = str(file.parent.relative_to(config_dir()))
+        if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
+            found.setdefault(group, []).append(file.stem)
+    return found
+
+
+def _is_choice(text: str) -> bool:
+    return text.split("=")[0].lstrip("+~") in groups()
+
+
+def _single_values(text: str) -> list[str]:
+    """The override with the first value of a sweep: `seed=1,2` is no value outside a sweep."""
+    parsed = OverridesParser.create().parse_override(text)
+    if parsed.is_sweep_override():
+        value = next(iter(parsed.sweep_string_iterator()))
+        return [f"{text.split('=')[0]}={value}"]
+    return [text]
+
+
+def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
+    key, _, value = text.partition("=")
+    name = key.lstrip("+~")
+    options = groups()
+    if not _:
+        return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
+    if name in options:
+        return ConfigError(text, "names no option of this group", _suggest(value, options[name], "use one of "))
+    node = compose_node(good)
+    plain = OmegaConf.to_container(node, resolve=False)
+    keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
+        return ConfigError(text, "does not fit", _first_lines(error))
+    elsewhere = ours(name)
+    if elsewhere is not None and elsewhere[1] != name:
+        return ConfigError(text, f"is no key here ({elsewhere[0]} has it)", f"use {elsewhere[1]}")
+    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
+    if same and ".agents." not in name:
+        return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
+    return ConfigError(
+        text, "is no key", _suggest(name, _reachable(name, keys, options), "did you mean ", question=True)
+    )
+
+
+def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
+    """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
+    wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
+    return [*wanted, *(group for group in options if "." not in name)]
+
+
+def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = False) -> str:
+    close = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    tails = {key.rsplit(".", 1)[-1]: key for key in known}
+    close = close or [tails[tail] for tail in difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=3)]
+    if question:
+        return words + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
+    closest = f" (closest: {close[0]})" if close else ""
+    return words + " ".join(known) + closest
+
+
+def _first_lines(error: Exception) -> str:
+    """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return "; ".join(line for line in lines if not line.startswith(("To append", "full_key", "object_type")))[:400]

@@ -1,0 +1,52 @@
+"""Ending a command: one block for errors that users can act on, and the exit code that scripts rely on."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError
+
+MAX_LINES = 12
+
+
+def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
+    """Run a command and return its exit code; every expected failure is told in one block."""
+    try:
+        command()
+    except IppoError as error:
+        return _tell(error)
+    except (HydraException, OmegaConfBaseException) as error:
+        from ippo_cli.cli.diagnose import diagnose
+
+        overrides = [text for text in argv if not text.startswith("-")]
+        try:
+            return _tell(diagnose(overrides, error))
+        except (HydraException, OmegaConfBaseException):
+            print(block(str(error)), file=sys.stderr)
+            return 2
+    except KeyboardInterrupt as error:
+        print(block(f"interrupted{'; ' + str(error) if str(error) else ''}"), file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as leaving:  # Hydra and argparse leave this way
+        return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
+    except Exception:
+        traceback.print_exc()
+        return UNEXPECTED
+    return 0
+
+
+def block(message: str) -> str:
+    """A message of at most `MAX_LINES` lines of a terminal's width."""
+    lines = [part for line in message.splitlines() for part in textwrap.wrap(line, 110) or [""]]
+    return "\n".join(lines[:MAX_LINES])
+
+
+def _tell(error: IppoError) -> int:
+    print(block(f"ippo: {error}"), file=sys.stderr, flush=True)
+    return error.exit_code

@@ -1,0 +1,32 @@
+"""One rank of a run that `ippo-train` started: `python -m ippo_cli.cli.rank RUN_FOLDER [--resumed]`."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ippo_cli.cli.exits import guarded
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> NoReturn:
+    """Train with the configuration that the folder holds."""
+    if sys.platform == "linux":  # a rank whose parent is gone saves and leaves
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    folder = Path(sys.argv[1])
+
+    def train() -> None:
+        from ippo_cli.config.load import from_yaml
+        from ippo_cli.training.trainer import run_training
+
+        run_training(from_yaml(folder / "config.yaml"), folder, resumed="--resumed" in sys.argv[2:])
+
+    sys.exit(guarded(train, []))
+
+
+if __name__ == "__main__":
+    main()

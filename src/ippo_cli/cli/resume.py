@@ -1,0 +1,84 @@
+"""Finding the run that `resume=` means, and what it may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
+from ippo_cli.training.folder import in_use, read_state, run_folders
+
+# Prefixes of what a run is: another value would be another run.
+FROZEN = ("seed", "task.", "actor.model", "actor.kind", "actor.dtype", "critic.kind", "critic.model", "critic.dtype",
+          "rollout.buffer_size", "rollout.num_generations")  # fmt: skip
+# Below task.agents.<name>.actor and .critic the same holds as for the groups themselves.
+FREE_OF_AGENTS = ("learning_rate", "lr_schedule", "warmup_iterations", "min_lr_ratio", "weight_decay", "adam_beta1",
+                  "adam_beta2", "adam_epsilon", "max_grad_norm", "gradient_checkpointing", "mini_batch_size",
+                  "ppo_epochs", "warm_start")  # fmt: skip
+
+
+def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The arguments to compose with, and the run's folder to continue; None for a new run.
+
+    A resumed run starts from its saved overrides; those typed now come after them and win.
+    """
+    wanted = [text.partition("=")[2] for text in argv if text.startswith("resume=")]
+    if not wanted or wanted[-1] == "never":
+        return list(argv), None
+    if any(flag in argv for flag in ("-m", "--multirun")):
+        raise ConfigError(f"resume={wanted[-1]}", "cannot be combined with a sweep", "resume the jobs one by one")
+    typed_now = [text for text in argv if not text.startswith("resume=")]
+    folder = _find(wanted[-1], typed_now)
+    if folder is None:
+        return typed_now, None
+    saved = json.loads((folder / "overrides.json").read_text())
+    combined = [*saved, *typed_now]
+    _refuse_drift(folder, combined)
+    return combined, folder
+
+
+def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
+    if wanted not in ("auto", "must"):
+        folder = Path(wanted).absolute()
+        if not (folder / "config.yaml").is_file():
+            raise ResumeError(f"resume={wanted}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+        if in_use(folder):
+            raise ResumeError(f"resume={wanted}: the run is going on in another process")
+        return folder
+    node = compose_node([text for text in overrides if not text.startswith("-")])
+    root = Path(node.output_dir) / node.name
+    for folder in run_folders(root):
+        if read_state(folder) != "done" and not in_use(folder) and not _drift(folder, overrides):
+            return folder.absolute()
+    if wanted == "must":
+        raise ResumeError(f"resume=must: no unfinished run of this configuration below {root}; use resume=auto")
+    return None
+
+
+def _refuse_drift(folder: Path, overrides: Sequence[str]) -> None:
+    changes = _drift(folder, overrides)
+    if changes:
+        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changes[:8])
+        raise ResumeError(
+            f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
+        )
+
+
+def _drift(folder: Path, overrides: Sequence[str]) -> list[tuple[str, object, object]]:
+    """Frozen leaves of the run that the overrides would change."""
+    from omegaconf import OmegaConf
+
+    from_yaml(folder / "config.yaml")  # refuses what is no configuration of ours
+    before = dict(leaves(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))))
+    now = dict(leaves(resolve(compose_node([text for text in overrides if not text.startswith("-")]))))
+    return [
+        (key, before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if _is_frozen(key) and before.get(key) != now.get(key)
+    ]
+
+
+def _is_frozen(key: str) -> bool:
+    return key.startswith(FROZEN) and key.rsplit(".", 1)[-1] not in FREE_OF_AGENTS

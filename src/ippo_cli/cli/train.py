@@ -1,0 +1,126 @@
+"""`ippo-train`: compose the configuration, check it, and train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ippo_cli.cli.help import HELP_FLAGS, TRAIN_HELP
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def main() -> NoReturn:
+    """Entry point; the exit codes are in `config/errors.py`."""
+    argv = [argument for argument in sys.argv[1:] if not argument.startswith(("--local_rank", "--local-rank"))]
+    if any(argument in HELP_FLAGS for argument in argv):
+        print(TRAIN_HELP, end="")
+        sys.exit(0)
+    from ippo_cli.cli.exits import guarded
+
+    sys.exit(guarded(lambda: _with_hydra(argv), argv))
+
+
+def _with_hydra(argv: list[str]) -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
+    import hydra
+
+    from ippo_cli.cli.resume import continued
+    from ippo_cli.config.load import config_dir, register_schemas
+
+    register_schemas()
+    shown = _asked_for_job_config(argv)
+    if shown is not None:
+        print(shown, end="")
+        return
+    argv, folder = continued(argv)
+    sys.argv = [sys.argv[0], *argv]
+
+    failures: list[BaseException] = []
+
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+    def job(node: DictConfig) -> None:
+        try:
+            train(node, folder)
+        except Exception as error:  # raised below: Hydra would print it in its own words, and end a sweep
+            failures.append(error)
+
+    job()
+    if failures:
+        raise failures[0]
+
+
+def train(node: DictConfig, folder: Path | None) -> None:
+    """One job: check the composition, then train in this process, in ranks of its own, or as one of outside ranks.
+
+    `folder` is the run to resume; None starts a new one.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.load import resolve, to_yaml, typed
+    from ippo_cli.config.schema import Mode
+    from ippo_cli.training.folder import reserve_folder, start_files
+    from ippo_cli.training.launch import external_world_size, run_ranks
+
+    hydra = HydraConfig.get()
+    overrides = [text for text in hydra.overrides.task if not text.startswith("resume=")]
+    plain = resolve(node)
+    config = typed(plain)
+    outside = external_world_size()
+    check(config, outside or config.launch.processes)
+    if config.mode is Mode.plan:
+        from ippo_cli.training.plan import show_plan
+
+        show_plan(config)
+        return
+    sweeping = hydra.mode is RunMode.MULTIRUN
+    resumed = folder is not None
+    if outside is not None:
+        from ippo_cli.training.trainer import run_training
+
+        run_training(
+            config, folder, resumed=resumed, start=lambda new: start_files(new, to_yaml(plain), overrides, sys.argv)
+        )
+        return
+    if folder is None and sweeping:
+        folder = Path(hydra.sweep.dir) / hydra.sweep.subdir
+        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder.absolute()
+    elif folder is None:
+        folder = reserve_folder(Path(config.output_dir) / config.name)
+    start_files(folder, to_yaml(plain), overrides, sys.argv)
+    agents = " and ".join(config.task.agents)
+    print(f"ippo-train: {agents} on {config.task.kind.value}, {config.algorithm.objective.value} objective, "
+          f"critic={config.critic.kind.value}, {config.launch.processes} process(es) -> {_short(folder)}", flush=True)  # fmt: skip
+    if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
+        run_ranks(folder, config.launch.processes, resumed=resumed)
+        return
+    from ippo_cli.training.trainer import run_training
+
+    run_training(config, folder, resumed=resumed)
+
+
+def _asked_for_job_config(argv: Sequence[str]) -> str | None:
+    """The text for `--cfg job`: the composition without the leaves that no agent overrides."""
+    from hydra._internal.utils import get_args_parser
+
+    from ippo_cli.config.load import compose_node, shown
+
+    arguments = get_args_parser().parse_args(list(argv))
+    if arguments.cfg != "job" or arguments.package or arguments.multirun:
+        return None
+    return shown(compose_node(arguments.overrides), resolve=arguments.resolve)
+
+
+def _short(folder: Path) -> str:
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
+
+if __name__ == "__main__":
+    main()

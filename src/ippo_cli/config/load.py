@@ -1,0 +1,167 @@
+"""From YAML and overrides to a checked `Config`: the only place where OmegaConf nodes exist."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.config import schema
+from ippo_cli.config.errors import ConfigError
+
+T = TypeVar("T")
+
+# Which schema a group's values follow, by the group's `kind`.
+KINDS: dict[str, dict[str, type[Any]]] = {
+    "task": {"sorting": schema.SortingConfig, "jsonl": schema.JsonlConfig},
+    "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
+    "critic": {"separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig},
+    "reward": {"exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig},
+    "rollout": {"hf": schema.RolloutConfig},
+    "team": {"independent": schema.TeamConfig},
+}
+# Groups of one schema.
+PLAIN: dict[str, type[Any]] = {
+    "algorithm": schema.AlgorithmConfig,
+    "deepspeed": schema.DeepspeedConfig,
+    "checkpoint": schema.CheckpointConfig,
+    "evaluation": schema.EvaluationConfig,
+    "tracker": schema.TrackerConfig,
+    "launch": schema.LaunchConfig,
+}
+PER_AGENT = ("actor", "critic")
+
+
+def config_dir() -> Path:
+    """The folder of YAML groups: inside the installed package, else the checkout's."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def register_schemas() -> None:
+    """Make every schema known to Hydra, so that a YAML file can name its own first."""
+    store = ConfigStore.instance()
+    for name, node in schema.SCHEMAS.items():
+        store.store(group="schema", name=name, node=node)
+
+
+def compose_node(overrides: Sequence[str]) -> DictConfig:
+    """Compose without Hydra's application (resume lookup, diagnosis, tests)."""
+    register_schemas()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def load_config(overrides: Sequence[str] = ()) -> schema.Config:
+    """The typed configuration that these overrides give."""
+    return typed(resolve(compose_node(overrides)))
+
+
+def resolve(node: DictConfig) -> dict[str, Any]:
+    """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    agents: dict[str, Any] = {}
+    for name, agent in node.task.agents.items():
+        if agent is None:
+            raise ConfigError(f"task.agents.{name}=null", "agents cannot be removed by an override",
+                              "name the agents that you want in a task file of your own")  # fmt: skip
+        own = {leaf: agent[leaf] for leaf in agent if leaf not in PER_AGENT}
+        for group in PER_AGENT:
+            own[group] = _merged(node, group, agent[group], name)
+        agents[str(name)] = own
+    bare = copy.deepcopy(node)
+    with open_dict(bare):
+        bare.pop("hydra", None)
+        bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
+    plain = _container(bare)
+    plain["task"]["agents"] = agents
+    return plain
+
+
+def typed(plain: dict[str, Any]) -> schema.Config:
+    """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
+    groups = {name: _typed_group(name, plain[name]) for name in (*KINDS, *PLAIN)}
+    for name, agent in plain["task"]["agents"].items():
+        own = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
+        own |= {group: _typed_group(group, agent[group]) for group in PER_AGENT}
+        groups["task"].agents[name] = schema.AgentConfig(**own)
+    run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups})
+    return schema.Config(**vars(run), **groups)
+
+
+def to_yaml(plain: dict[str, Any]) -> str:
+    """The text of a run's `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.create(plain))
+
+
+def from_yaml(path: Path) -> schema.Config:
+    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated."""
+    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    assert isinstance(plain, dict)
+    return typed(plain)  # type: ignore[arg-type]
+
+
+def shown(node: DictConfig, *, resolve: bool) -> str:
+    """The composition as YAML without what no agent overrides: what `--cfg job` prints."""
+    plain = OmegaConf.to_container(node, resolve=resolve, enum_to_str=True)
+    return OmegaConf.to_yaml(OmegaConf.create(_without_missing(plain)))
+
+
+def leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of all leaves."""
+    if isinstance(plain, dict) and plain:
+        for key, value in plain.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, plain
+
+
+def _without_missing(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    kept = {key: _without_missing(value) for key, value in plain.items() if value != "???"}
+    return {key: value for key, value in kept.items() if value != {} or plain[key] == {}}
+
+
+def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[str, Any]:
+    given = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
+    if "kind" in given and given["kind"] != node[group].kind:
+        raise ConfigError(f"task.agents.{agent}.{group}.kind={given['kind'].value}", "cannot differ between agents",
+                          f"choose one {group}= for all")  # fmt: skip
+    for leaf in given:
+        if leaf not in node[group]:
+            raise ConfigError(f"task.agents.{agent}.{group}.{leaf}", f"is no key of {group}={node[group].kind.value}",
+                              "it has: " + " ".join(node[group]))  # fmt: skip
+    return _container(OmegaConf.merge(node[group], given))
+
+
+def _container(node: Any) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0]) from error
+    assert isinstance(plain, dict)
+    return plain  # type: ignore[return-value]
+
+
+def _typed_group(group: str, value: dict[str, Any]) -> Any:
+    if group in PLAIN:
+        return _object(PLAIN[group], value)
+    if value["kind"] not in KINDS[group]:
+        raise ConfigError(f"{group}.kind={value['kind']}", "is not known", "use one of " + " ".join(KINDS[group]))
+    return _object(KINDS[group][value["kind"]], value | ({"agents": {}} if group == "task" else {}))
+
+
+def _object(cls: type[T], value: dict[str, Any]) -> T:
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.unset(cls)), value))  # type: ignore
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error.full_key), "does not fit its schema", str(error).splitlines()[0]) from error

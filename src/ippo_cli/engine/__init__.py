@@ -1,0 +1,1 @@
+"""The machines: process group and the one DeepSpeed engine that trains everything."""

@@ -1,0 +1,238 @@
+"""Ranks and collectives: who am I, what do all of us have together.
+
+Every function works without a process group, as a world of one: sums are the tensor itself, gathers have one entry.
+All of them are collective: every rank calls them, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Where this process stands: `rank` of `world_size`, and `local_rank` within its machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+_stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
+_trainings = 0  # keys of one training must not be found by the next in the same store
+_timeout = timedelta(seconds=1800)
+
+
+def ranks_from(environ: Mapping[str, str]) -> Ranks:
+    """The ranks that torchrun's variables name, else those of srun, else one process alone.
+
+    SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
+    single task that starts its own ranks. Raises RuntimeError for an incomplete or impossible set.
+    """
+    if "RANK" in environ:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    elif "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS", "1")) > 1:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+    else:
+        return Ranks(rank=0, world_size=1, local_rank=0)
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise RuntimeError(f"{', '.join(missing)} not set; {', '.join(names)} must be set together by the launcher")
+    rank, world_size, local_rank = (int(environ[name]) for name in names)
+    if not 0 <= rank < world_size or local_rank < 0:
+        raise RuntimeError(f"{names[0]}={rank} {names[1]}={world_size} {names[2]}={local_rank} name no possible rank")
+    return Ranks(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Address and port where the ranks meet: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
+
+    The port that srun's ranks agree on without a word is made from the job and step id.
+    """
+    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    if "SLURM_STEP_NODELIST" not in environ:
+        raise RuntimeError("MASTER_ADDR and MASTER_PORT not set; the launcher must say where several ranks meet")
+    step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    address = environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
+    return address, int(environ.get("MASTER_PORT", 20_000 + zlib.crc32(step.encode()) % 10_000))
+
+
+def first_host(nodelist: str) -> str:
+    """The first machine of a SLURM node list: `gpu[004-006,9],cpu1` -> `gpu004`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\])?([^\[,]*)", nodelist)
+    if match is None:
+        raise RuntimeError(f"SLURM_STEP_NODELIST={nodelist!r} names no machine")
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + suffix
+
+
+def init(*, device: str, timeout_s: float) -> Ranks:
+    """Starts the process group, of one rank if need be, and returns where this process stands.
+
+    `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `device_of` names. A world of one opens no
+    port, so any number of single processes run side by side. After `shutdown` it may be called again.
+    """
+    global _timeout, _trainings
+    if dist.is_initialized():
+        raise RuntimeError("the process group is already running; call shutdown() first")
+    ranks = ranks_from(os.environ)
+    _timeout = timedelta(seconds=timeout_s)
+    _trainings += 1
+    if device == "cuda":
+        torch.cuda.set_device(device_of(device, ranks))
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+        store=dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{_trainings}", _store(ranks)),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=_timeout,
+    )
+    return ranks
+
+
+def _store(ranks: Ranks) -> Any:
+    """The store the ranks meet in; a port is opened once per process, since it cannot be reused at once."""
+    if ranks.world_size == 1:
+        return dist.HashStore()
+    address, port = meeting_point(os.environ)
+    key = (address, port, ranks.rank, ranks.world_size)
+    if key not in _stores:
+        # torchrun already listens on this port, and says so.
+        listens = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        _stores[key] = dist.TCPStore(address, port, ranks.world_size, listens, timeout=_timeout)
+    return _stores[key]
+
+
+def shutdown() -> None:
+    """Ends the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def timeout() -> timedelta:
+    """How long a collective waits for the other ranks, as given to `init`."""
+    return _timeout
+
+
+def device_of(device: str, ranks: Ranks) -> torch.device:
+    """The device of a rank. A launcher may show each rank its own GPU alone, which is then number 0."""
+    if device == "cuda":
+        return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    return torch.device(device)
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Whether this is rank 0, the one that writes what is written once."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Waits for every rank."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_sum(tensor: Tensor) -> Tensor:
+    """The sum over ranks, as a new tensor of the same shape, the same bits on every rank."""
+    return _reduced(tensor, dist.ReduceOp.SUM)
+
+
+def all_max(tensor: Tensor) -> Tensor:
+    """The elementwise maximum over ranks, as a new tensor."""
+    return _reduced(tensor, dist.ReduceOp.MAX)
+
+
+def _reduced(tensor: Tensor, op: Any) -> Tensor:
+    result = tensor.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(result, op=op)
+    return result
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is up on any rank: how all ranks take the same branch."""
+    # A CPU tensor: gloo is part of every group that init makes.
+    return bool(all_max(torch.tensor(int(flag))).item())
+
+
+def all_gather_rows(tensor: Tensor) -> Tensor:
+    """The rows of all ranks, `[n_r, ...] -> [sum of n_r, ...]`, in rank order; the n_r may differ, and be 0."""
+    if world_size() == 1:
+        return tensor.detach().clone()
+    counts = torch.zeros(world_size(), dtype=torch.long, device=tensor.device)
+    counts[rank()] = len(tensor)
+    sizes = all_sum(counts).tolist()
+    if max(sizes) == 0:
+        return tensor.detach().clone()
+    # Padded, since a gather moves equal shapes; as bytes, since not every backend gathers every dtype.
+    padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
+    padded[: len(tensor)] = tensor.detach()
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def broadcast_object(obj: Any, src: int = 0) -> Any:
+    """What `src` holds, on every rank (pickled between our own ranks)."""
+    if world_size() == 1:
+        return obj
+    box = [obj]
+    dist.broadcast_object_list(box, src=src)
+    return box[0]
+
+
+def gather_objects(obj: Any) -> list[Any]:
+    """What each rank holds, in rank order, on every rank."""
+    if world_size() == 1:
+        return [obj]
+    boxes: list[Any] = [None] * world_size()
+    dist.all_gather_object(boxes, obj)
+    return boxes
+
+
+def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the masked entries of all ranks, with Bessel's correction, as float64 scalars.
+
+    Two passes in float64, so that a large mean does not eat the variance. No entry: (0, 0); one: (itself, 0).
+    Entries off the mask may be anything, NaN included.
+    """
+    keep = mask.to(torch.bool)
+    values = x.detach().double().masked_fill(~keep, 0.0)
+    count, total = all_sum(torch.stack([keep.sum().double(), values.sum()]))
+    mean = total / count.clamp(min=1)
+    squares = all_sum((values - mean).square().masked_fill(~keep, 0.0).sum())
+    variance = torch.where(count > 1, squares / (count - 1).clamp(min=1), torch.zeros_like(squares))
+    return mean, variance
+
+
+def same_everywhere(value: str, what: str) -> None:
+    """Raises RuntimeError on every rank, naming those whose `value` differs from rank 0's."""
+    values = gather_objects(value)
+    odd = [index for index, other in enumerate(values) if other != values[0]]
+    if odd:
+        listing = "; ".join(f"rank {index}: {values[index]}" for index in [0, *odd])
+        raise RuntimeError(f"{what} differs between ranks {[0, *odd]}; all ranks must agree ({listing})")
+

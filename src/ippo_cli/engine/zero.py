@@ -1,0 +1,363 @@
+"""One learner on one DeepSpeed engine, ZeRO 0 to 3: forward, backward, step, gather, save. Nothing else imports deepspeed.
+
+DeepSpeed itself is imported when the first engine is built: it decides on CPU or GPU while being imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ippo_cli.engine import distributed
+
+TAG = "shards"  # the folder that DeepSpeed makes inside the caller's
+HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
+
+_known_world: Any = None  # the process group that DeepSpeed's own groups were cloned from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What became of an optimizer step: `grad_norm` is global, before clipping, and inf for a step not applied."""
+
+    applied: bool
+    grad_norm: float
+
+
+class Engine:
+    """A module, its optimizer and its gradients, split over the ranks as `zero` says (see `zero_config`).
+
+    Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters of the module that
+    no group names are neither trained nor saved. Several engines live side by side; every rank builds and calls them
+    in the same order, with the same number of forwards and backwards. `distributed.init` comes first.
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self,
+        module: nn.Module,
+        param_groups: list[dict[str, Any]],
+        *,
+        zero: dict[str, Any],
+        optimizer: Literal["adamw", "sgd"] = "adamw",
+        device: torch.device | str,
+    ) -> None:
+        device = torch.device(device)
+        deepspeed = _deepspeed(device)
+        config = copy.deepcopy(zero)  # initialize writes into it
+        groups = [dict(group, params=list(group["params"])) for group in param_groups]
+        groups = [group for group in groups if group["params"]]  # as DeepSpeed does, so that indices agree
+        self.module = module
+        self._stage: int = config["zero_optimization"]["stage"]
+        self._offloads = config["zero_optimization"]["offload_optimizer"] is not None
+        self._owned = {id(param) for group in groups for param in group["params"]}
+        self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
+        self._max_grad_norm: float = config["gradient_clipping"]
+        self._factor = 1.0
+        self._whole = False
+        self._loadable = True
+        if self._stage == 0:
+            config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it knows the norm
+        self._optimizer = _client_optimizer(
+            optimizer, groups, max_grad_norm=self._max_grad_norm if self._stage == 0 else None, device=device
+        )
+        with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer reports memory in bare prints
+            self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
+        self._ds.module_state_dict = self._own_state
+        self._ds._copy_recovery_script = lambda folder: None
+        self._ds.checkpoint_engine.load = _read
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, through the engine: what comes out may go into `backward`."""
+        return self._ds(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of one micro-batch; as many calls as you like before one `step`, the same on every rank.
+
+        `loss` is this rank's share of the objective: a sum over its own rows, divided by counts over all ranks and
+        micro-batches. DeepSpeed averages gradients over ranks, so the share is multiplied by the world size here.
+        A rank without rows takes part with `0 * loss`.
+        """
+        self._ds.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+
+    def step(self) -> StepResult:
+        """One optimizer step on the gradients added up since the last one, which are gone afterwards.
+
+        A global gradient norm that is not finite is never stepped on: on every rank alike, parameters and optimizer
+        state stay what they were, bit for bit.
+        """
+        self._ds.step()
+        if not self._ds.was_step_applied():
+            if self._offloads and self._stage < 3:
+                # DeepSpeed forgets to drop what it added up in fp32, and would skip every later step as well.
+                self._ds.optimizer.averaged_gradients.clear()
+            return StepResult(applied=False, grad_norm=math.inf)
+        return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
+
+    def set_learning_rate(self, factor: float) -> None:
+        """Sets every group's learning rate to its base times `factor`: schedules are the caller's."""
+        self._factor = factor
+        for group, base in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
+            group["lr"] = base["lr"] * factor
+
+    @contextlib.contextmanager
+    def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[nn.Module]:
+        """The plain module in eval mode without gradients, to be called as often as each rank likes.
+
+        At stage 3, `all` holds every weight whole on every rank and takes DeepSpeed's hooks off, since these would
+        give the weights up again after the first forward. `layer` keeps the hooks, for models larger than a device:
+        weights come and go layer by layer, and every rank must do the same number of forwards. Entering and leaving
+        is collective.
+        """
+        modes = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            with torch.no_grad(), self._weights(gather):
+                yield self.module
+        finally:
+            for part, training in modes:
+                part.training = training
+
+    @contextlib.contextmanager
+    def _weights(self, gather: Literal["all", "layer"]) -> Iterator[None]:
+        if gather not in ("all", "layer"):
+            raise ValueError(f"gather={gather}; use one of all layer")
+        if self._stage < 3 or self._whole:
+            yield
+            return
+        # Weights that the last forward left on the way or in place would be counted wrongly.
+        self._ds.optimizer.empty_partition_cache()
+        if gather == "layer":
+            try:
+                yield
+            finally:
+                self._ds.optimizer.empty_partition_cache()
+            return
+        with _gathered(list(self.module.parameters())), _lifted(self._hooks()):
+            self._whole = True
+            try:
+                yield
+            finally:
+                self._whole = False
+
+    def _hooks(self) -> list[Any]:
+        """The handles of every hook that DeepSpeed put on the module."""
+        root = [self._ds.module_forward_pre_hook, self._ds.module_forward_post_hook]
+        if self._stage < 3:
+            return root
+        offload = self._ds.optimizer.parameter_offload
+        return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
+
+    def full_state_dict(self) -> dict[str, Tensor] | None:
+        """The module's whole state on rank 0, as new CPU tensors in the module's dtype; None on other ranks.
+
+        Collective. Names tied to one parameter share one tensor, as in the module.
+        """
+        result: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if id(tensor) not in copies:
+                whole = self._stage < 3 or self._whole or not isinstance(tensor, nn.Parameter)
+                with contextlib.nullcontext() if whole else _gathered([tensor]):
+                    copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
+            result[name] = copies[id(tensor)]
+        return result if distributed.is_main() else None
+
+    def save(self, folder: Path | str) -> None:
+        """Writes this engine's shards below `folder`, flushed to the disk. Collective.
+
+        The parameters of the param groups, the module's buffers and the optimizer's state; frozen parameters are the
+        caller's to build again. An OSError is raised only where writing failed, after all ranks are through:
+        `gather_objects` can tell the others.
+        """
+        folder = Path(folder)
+        failures: list[OSError] = []
+        (folder / TAG).mkdir(parents=True, exist_ok=True)
+        self._ds.checkpoint_engine.save = lambda state_dict, path: _write(state_dict, path, failures)
+        self._loadable = False
+        self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+        if failures:
+            raise failures[0]
+
+    def load(self, folder: Path | str) -> None:
+        """Takes up what `save` wrote, with the same world size; only on an engine that has not saved yet. Collective.
+
+        Learning rates and the other hyperparameters stay those given to this engine.
+        """
+        if not self._loadable:
+            raise RuntimeError("an engine that has saved cannot load (ZeRO 3 would mix up its shards); build a new one")
+        with contextlib.redirect_stdout(io.StringIO()):  # here too
+            path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
+        if path is None:
+            raise FileNotFoundError(f"{folder}: no shards of an engine here")
+        for group, given in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
+            group.update({key: value for key, value in given.items() if key in group})
+        self.set_learning_rate(self._factor)
+        if self._stage > 0:
+            self._ds.optimizer.clip_grad = self._max_grad_norm
+
+    def _own_state(self, **_: Any) -> dict[str, Tensor]:
+        """The parameters that this engine trains, and the buffers: what DeepSpeed writes as the module's state."""
+        state = self.module.state_dict(keep_vars=True)
+        return {
+            name: tensor.detach()
+            for name, tensor in state.items()
+            if id(tensor) in self._owned or not isinstance(tensor, nn.Parameter)
+        }
+
+    def _take_state(self, src: dict[str, Tensor], dst: nn.Module) -> None:
+        expected = self._own_state()
+        if src.keys() != expected.keys():
+            odd = sorted(src.keys() ^ expected.keys())
+            raise RuntimeError(f"the checkpoint holds another module: {len(odd)} names differ, such as {odd[:3]}")
+        dst.load_state_dict(src, strict=False)
+
+    def destroy(self) -> None:
+        """Takes DeepSpeed off the module and frees what it holds; the engine cannot be used afterwards."""
+        for hook in self._hooks():
+            hook.remove()
+        self._ds.destroy()
+        if self._stage == 3:
+            from deepspeed.runtime.zero import parameter_offload
+
+            stack = parameter_offload.FWD_MODULE_STACK
+            stack[:] = [module for module in stack if module is not self.module]
+        del self._ds, self._optimizer
+        gc.collect()
+
+
+def _deepspeed(device: torch.device) -> Any:
+    """DeepSpeed for this kind of device, quiet, compiling nothing, on the current process group."""
+    global _known_world
+    if not torch.distributed.is_initialized():
+        raise RuntimeError("an engine needs a process group; call distributed.init() first")
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    if device.type == "cuda":  # to DeepSpeed, LOCAL_RANK is the number of the GPU
+        os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if device.index is None else device.index)
+    else:
+        os.environ.setdefault("LOCAL_RANK", "0")
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.utils import groups, logger
+
+    logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    if get_accelerator().device_name() != device.type:
+        raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {get_accelerator().device_name()} already")
+    # Nothing is known to be compatible, so nothing is compiled: the shared-memory reduction wants g++ and ninja.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    if torch.distributed.group.WORLD is not _known_world:
+        _known_world = torch.distributed.group.WORLD
+        groups._release_process_group_references()
+        groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.timeout())
+    return deepspeed
+
+
+def _client_optimizer(
+    name: str, groups: list[dict[str, Any]], *, max_grad_norm: float | None, device: torch.device
+) -> torch.optim.Optimizer:
+    """A torch optimizer; one that guards and clips its own step if `max_grad_norm` is given."""
+    if name == "adamw":
+        kind = torch.optim.AdamW if max_grad_norm is None else _GuardedAdamW
+        client = kind(groups, fused=True)
+    elif name == "sgd":
+        keys = ("params", "lr", "weight_decay")
+        kind = torch.optim.SGD if max_grad_norm is None else _GuardedSGD
+        client = kind([{key: group[key] for key in keys} for group in groups])
+    else:
+        raise ValueError(f"optimizer={name}; use one of adamw sgd")
+    if max_grad_norm is not None:
+        client.max_grad_norm = max_grad_norm
+    return client
+
+
+class _Guard:
+    """What ZeRO's optimizers do and stage 0 in fp32 does not: know the gradient norm, and skip one that is not finite.
+
+    DeepSpeed looks for `overflow` and `_global_grad_norm` on whatever optimizer it drives.
+    """
+
+    max_grad_norm: float
+    overflow = False
+    _global_grad_norm: Tensor
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._global_grad_norm = nn.utils.get_total_norm([p.grad for p in params])
+        self.overflow = not bool(self._global_grad_norm.isfinite())
+        if self.overflow:
+            return
+        if self.max_grad_norm > 0:
+            nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, self._global_grad_norm)
+        super().step()
+
+
+class _GuardedAdamW(_Guard, torch.optim.AdamW):
+    pass
+
+
+class _GuardedSGD(_Guard, torch.optim.SGD):
+    pass
+
+
+def _gathered(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+    """Whole weights to read, on every rank; parameters that are not partitioned are left alone."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    return GatheredParameters(params, modifier_rank=None)
+
+
+@contextlib.contextmanager
+def _lifted(handles: list[Any]) -> Iterator[None]:
+    """Takes hooks off and lays them back in their old order; hooks of others are not touched."""
+    ours = {handle.id for handle in handles}
+    tables = {id(table): table for handle in handles if (table := handle.hooks_dict_ref()) is not None}
+    before = [(table, list(table.items())) for table in tables.values()]
+    for table, hooks in before:
+        for key in [key for key, _ in hooks if key in ours]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in before:
+            now = dict(table)
+            table.clear()
+            table.update({key: hook for key, hook in hooks if key in ours or key in now})
+            table.update(now)
+
+
+def _write(state: dict[str, Any], path: str, failures: list[OSError]) -> None:
+    """Writes one file down to the disk; keeps the failure, since the other ranks wait for this one at a barrier."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        failures.append(error)
+
+
+def _read(path: str, map_location: Any = None) -> dict[str, Any]:
+    """Reads one file as data: of all the classes a pickle may name, only the three that DeepSpeed writes."""
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+        return torch.load(path, map_location="cpu", weights_only=True)

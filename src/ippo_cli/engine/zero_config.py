@@ -1,0 +1,96 @@
+"""The dict that DeepSpeed is configured with: every key that matters here, spelled out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+MAX_PREFETCH = 50_000_000  # elements that stage 3 fetches ahead; DeepSpeed's own default
+
+
+def zero_config(
+    *,
+    stage: int,
+    dtype: Literal["fp32", "bf16"],
+    offload_optimizer: bool,
+    offload_params: bool,
+    reduce_bucket_size: int,
+    persistence_threshold: int,
+    max_grad_norm: float,
+) -> dict[str, Any]:
+    """A fresh DeepSpeed configuration for one engine; sizes are numbers of elements.
+
+    `max_grad_norm=0` switches clipping off. In bf16, weights and activations are bf16, while master weights, gradient
+    accumulation and gradient communication are fp32, so that the split into micro-batches and ranks hardly matters.
+    Stage 0 in bf16 runs as stage 1: DeepSpeed's own stage 0 adds micro-batches up in bf16 and takes an optimizer step
+    on zero gradients when built (one weight decay, one Adam step counted). Raises ValueError for combinations that
+    DeepSpeed would ignore.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage={stage}; ZeRO has stages 0 1 2 3")
+    if dtype not in ("fp32", "bf16"):
+        raise ValueError(f"dtype={dtype}; use one of fp32 bf16")
+    if offload_optimizer and stage == 0:
+        raise ValueError("offload_optimizer=true needs a partitioned optimizer; use stage 1, 2 or 3")
+    if offload_params and stage != 3:
+        raise ValueError(f"offload_params=true needs partitioned parameters; use stage 3 instead of {stage}")
+    bf16 = dtype == "bf16"
+    return {
+        # Placeholders that DeepSpeed insists on. The caller calls backward as often as it likes and divides by global
+        # counts itself; with managed accumulation, stages 1 and 2 would keep the last micro-batch's gradient only.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": float(max_grad_norm),
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "bf16": {"enabled": bf16, "immediate_grad_update": True, "check_grad_overflow": True},
+        "fp16": {"enabled": False},
+        # The client's torch optimizer, also when its state lives on the CPU: no op is compiled.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": _partitioning(
+            stage=1 if bf16 and stage == 0 else stage,
+            offload_optimizer=offload_optimizer,
+            offload_params=offload_params,
+            bucket=reduce_bucket_size,
+            persistence=persistence_threshold,
+        ),
+        "checkpoint": {"tag_validation": "Ignore", "use_node_local_storage": False, "load_universal": False},
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+        "memory_breakdown": False,
+        "dump_state": False,
+        "timers": {"throughput": {"enabled": False}},  # its clock would synchronize the GPU at every forward
+        "comms_logger": {"enabled": False},
+        "flops_profiler": {"enabled": False},
+    }
+
+
+def _partitioning(
+    *, stage: int, offload_optimizer: bool, offload_params: bool, bucket: int, persistence: int
+) -> dict[str, Any]:
+    """What is split over the ranks, and in what portions it travels."""
+    to_cpu = {"device": "cpu", "pin_memory": True}
+    return {
+        "stage": stage,
+        "offload_optimizer": dict(to_cpu) if offload_optimizer else None,
+        "offload_param": dict(to_cpu) if offload_params else None,
+        "contiguous_gradients": True,
+        "overlap_comm": stage == 3,  # refused below stage 2 when the caller accumulates
+        "reduce_scatter": True,
+        "reduce_bucket_size": bucket,
+        "allgather_partitions": True,
+        "allgather_bucket_size": bucket,
+        "round_robin_gradients": False,
+        "ignore_unused_parameters": True,
+        "load_from_fp32_weights": True,
+        "elastic_checkpoint": False,
+        "sub_group_size": 1_000_000_000,
+        "stage3_prefetch_bucket_size": min(bucket, MAX_PREFETCH),
+        "stage3_param_persistence_threshold": persistence,
+        "stage3_max_live_parameters": 1_000_000_000,
+        "stage3_max_reuse_distance": 1_000_000_000,
+        "stage3_gather_16bit_weights_on_model_save": False,
+    }

@@ -1,0 +1,41 @@
+"""The paper: pure functions on tensors, with no configuration, device or process group in sight."""
+
+from ippo_cli.formulas.advantages import (
+    gae,
+    group_normalized,
+    leave_one_out,
+    place_scores,
+    reward_to_go,
+    turn_gae,
+)
+from ippo_cli.formulas.aggregate import aggregate
+from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
+from ippo_cli.formulas.logprobs import selected_logprobs
+from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
+from ippo_cli.formulas.policy_loss import behavior_weights, clipped_policy_loss, on_policy_loss, pool_logratio
+from ippo_cli.formulas.reweight import reweight
+from ippo_cli.formulas.value_loss import value_loss
+
+__all__ = [
+    "adaptive_kl_step",
+    "aggregate",
+    "behavior_weights",
+    "clipped_policy_loss",
+    "full_kl",
+    "gae",
+    "group_normalized",
+    "kl_estimate",
+    "leave_one_out",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "on_policy_loss",
+    "place_scores",
+    "pool_logratio",
+    "reward_to_go",
+    "reweight",
+    "selected_logprobs",
+    "turn_gae",
+    "value_loss",
+]

@@ -1,0 +1,188 @@
+"""Advantages and returns: over tokens (GAE, reward-to-go), over turns, and over groups of responses to one prompt.
+
+They are constants to the losses: nothing here carries a gradient. Shapes are `[B, R]` unless said; column `t` is the
+state before token `t`; positions off `response_mask` (padding, observation spans) are skipped, not walked through.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ippo_cli.formulas.masked import as_real, keep, turn_slots, turn_totals
+
+# Columns per step of the backward pass: wide enough to spare small operations, narrow enough to stay in cache.
+BLOCK = 128
+TURN_VALUES = ("first", "mean", "final")
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor, values: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantages and their returns over own tokens, `(advantages, returns)`, not whitened.
+
+    `delta_t = r_t + gamma V_next - V_t`, `A_t = delta_t + gamma lambda A_next`, `returns = A + V`, where *next* is the
+    row's next own token, however far to the right: there is no discount through a hole. After the last own token
+    `V_next = A_next = 0`. Rewards and values off the mask are ignored, and results there are 0. `gae_lambda` is a
+    float, or `[B]` for one lambda per row. Work is O(BR), in float32 or better.
+
+    With gamma = lambda = 1, rewards 0 0 1 and values .5 .6 .7: advantages .5 .4 .3, returns 1 1 1.
+
+    Source: Schulman et al. 2016 (arXiv 1506.02438), eq. 16, and PPO (arXiv 1707.06347), eq. 11 and 12; a lambda per
+    row as in VAPO (arXiv 2504.05118).
+    """
+    rewards, values = as_real(rewards), as_real(values)
+    dtype = torch.promote_types(rewards.dtype, values.dtype)
+    decay = gamma * torch.as_tensor(gae_lambda, dtype=torch.float64, device=values.device)
+    advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
+    returns = torch.empty_like(advantages)
+    next_value = next_advantage = advantages.new_zeros(values.shape[0])
+    for stop in range(values.shape[1], 0, -BLOCK):
+        columns = slice(max(stop - BLOCK, 0), stop)
+        own = _by_column(response_mask[:, columns].bool())
+        reward = torch.where(own, _by_column(rewards[:, columns]), 0.0)
+        value = torch.where(own, _by_column(values[:, columns]), 0.0)
+        # Off the mask both recurrences hand on what comes from the right: their factor is 1 and their term is 0.
+        ahead = torch.cat([value.to(dtype), next_value[None]])
+        next_value = _scan_back(ahead[:-1], (~own).to(dtype), next_value)
+        delta = torch.where(own, reward + gamma * ahead[1:] - value, 0.0)
+        factor = decay.to(dtype).expand_as(delta).masked_fill(~own, 1.0)
+        next_advantage = _scan_back(delta, factor, next_advantage)
+        advantage = torch.where(own, delta, 0.0)
+        advantages[:, columns] = advantage.t().contiguous()
+        returns[:, columns] = (advantage + value).t().contiguous()
+    return advantages, returns
+
+
+@torch.no_grad()
+def turn_gae(
+    rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    turn: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float | Tensor,
+    turn_value: str,
+) -> tuple[Tensor, Tensor]:
+    """GAE with one action per turn, broadcast back to the turn's own tokens: `(advantages, returns)`.
+
+    For turn k of a row, `r_k` is the sum of the rewards on its own tokens and `V_k` is the value at its first own
+    token (`turn_value="first"`), the mean over them (`"mean"`), or the value at the last (`"final"`); then `gae` over
+    the turns in order of their number. A number without own tokens is skipped like a hole. `turn` is the number of
+    each own token's turn, from 0; off the mask it is ignored.
+
+    Source: the recurrence of `gae` over the semi-Markov steps of a dialogue (Sutton, Precup and Singh 1999, options),
+    as in ArCHer (arXiv 2402.19446), whose actions are utterances.
+    """
+    if turn_value not in TURN_VALUES:
+        raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
+    slots, turns = turn_slots(response_mask, turn)
+    turn_rewards, counts = turn_totals(rewards, response_mask, slots, turns)
+    if turn_value == "mean":
+        turn_values = turn_totals(values, response_mask, slots, turns)[0] / counts.clamp(min=1)
+    else:
+        here = _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
+        turn_values = turn_totals(values, here, slots, turns)[0]
+    results = gae(turn_rewards, turn_values, counts > 0, gamma=gamma, gae_lambda=gae_lambda)
+    advantages, returns = (keep(result.gather(1, slots), response_mask) for result in results)
+    return advantages, returns
+
+
+@torch.no_grad()
+def reward_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted sum of this and the later rewards: `G_t = r_t + gamma G_next` over own tokens, 0 off the mask.
+
+    `G` is carried across holes undiscounted. Rewards 1 2 4 at gamma = 0.5 give 3 4 4.
+
+    Source: REINFORCE++ (Hu 2025, arXiv 2501.03262); the estimator is GAE without a critic at lambda = 1.
+    """
+    return gae(rewards, torch.zeros_like(rewards), response_mask, gamma=gamma, gae_lambda=1.0)[0]
+
+
+@torch.no_grad()
+def place_scores(score: Tensor, response_mask: Tensor, turn: Tensor) -> Tensor:
+    """Rewards `[B, R]` that hold `score[:, k]` on the last own token of turn k, and 0 elsewhere.
+
+    `score` is `[B, K]`. A row without an own token in turn k gets nothing for it; a turn on the mask that has no column
+    in `score` is a `ValueError`.
+    """
+    slots, turns = turn_slots(response_mask, turn)
+    if turns > score.shape[1]:
+        raise ValueError(f"score has {score.shape[1]} column(s), but a row has turn {turns - 1}; give one per turn")
+    here = _at_turn_end(response_mask, slots, turns, last=True)
+    return keep(score.gather(1, slots), here)
+
+
+@torch.no_grad()
+def group_normalized(score: Tensor, group: Tensor, *, scale_by_std: bool = True) -> Tensor:
+    """Each score against its group: `(s - mean_g) / (std_g + 1e-6)`, or `s - mean_g` without the scale; `[B]`.
+
+    `group` `[B]` holds integer labels, in any order and of unequal sizes; `std` is unbiased. Exactly 0 where all scores
+    of a group are equal. A group of one is a `ValueError`: it has no baseline. Scores 0 1 2 give -1 0 1.
+
+    Source: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2); without the scale, Dr. GRPO (arXiv 2503.20783).
+    """
+    centered, slots, sizes = _against_group(score, group)
+    if not scale_by_std:
+        return centered
+    squares = torch.zeros_like(sizes).scatter_add(0, slots, centered.square())
+    std = (squares / (sizes - 1)).sqrt()
+    return centered / (std[slots] + 1e-6)
+
+
+@torch.no_grad()
+def leave_one_out(score: Tensor, group: Tensor) -> Tensor:
+    """Each score less the mean of the *other* scores of its group: `n / (n - 1) * (s - mean_g)`; `[B]`.
+
+    Labels, equal scores and groups of one as in `group_normalized`. Scores 0 1 2 give -1.5 0 1.5.
+
+    Source: RLOO (Ahmadian et al. 2024, arXiv 2402.14740), after Kool et al. 2019.
+    """
+    centered, slots, sizes = _against_group(score, group)
+    return centered * (sizes / (sizes - 1))[slots]
+
+
+def _by_column(x: Tensor) -> Tensor:
+    """`[B, n]` as contiguous `[n, B]`; torch transposes contiguous matrices several times faster than slices."""
+    return x.contiguous().t().contiguous()
+
+
+def _scan_back(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
+    """`x[t] += factor[t] * x[t + 1]`, in place, from the last row to the first; `carry` stands after the last."""
+    for row, by in zip(reversed(x.unbind(0)), reversed(factor.unbind(0)), strict=True):
+        carry = row.addcmul_(by, carry)
+    return carry
+
+
+def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:
+    """Mask `[B, R]` of the first or the last own token of each turn; `slots` and `turns` come from `turn_slots`."""
+    own = response_mask.bool()
+    rows, width = own.shape
+    columns = torch.arange(width, device=own.device).expand(rows, width)
+    nowhere = -1 if last else width
+    ends = slots.new_full((rows, turns), nowhere).scatter_reduce(
+        1, slots, torch.where(own, columns, nowhere), "amax" if last else "amin"
+    )
+    return own & (ends.gather(1, slots) == columns)
+
+
+def _against_group(score: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores less their group's mean `[B]`, the group's index of each row `[B]`, and the groups' sizes (as floats).
+
+    The mean is taken of the distances to the group's smallest score, which are exactly 0 when all are equal.
+    """
+    labels, slots, counts = torch.unique(group, return_inverse=True, return_counts=True)
+    if (counts < 2).any():
+        alone = labels[counts < 2][0].item()
+        raise ValueError(
+            f"group {alone} has one row; a group baseline needs two or more: "
+            "use rollout.num_generations >= 2, or an estimator without groups (gae, reinforce_plus_plus, remax)"
+        )
+    score = as_real(score)
+    sizes = counts.to(score.dtype)
+    smallest = torch.full_like(sizes, torch.inf).scatter_reduce(0, slots, score, "amin")
+    distance = score - smallest[slots]
+    means = torch.zeros_like(sizes).scatter_add(0, slots, distance) / sizes
+    return distance - means[slots], slots, sizes

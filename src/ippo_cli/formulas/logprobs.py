@@ -1,0 +1,138 @@
+"""Log-probabilities of chosen tokens and entropies, from hidden states, without a tensor of logits `[B, R, V]`.
+
+The language-model head runs over `chunk_tokens` tokens at a time, and runs again in the backward pass (activation
+checkpointing), so that `[chunk_tokens, V]` is the largest thing that ever exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[Tensor], Tensor]
+"""A module (or any callable) from hidden states `[n, H]` to logits `[n, V]`."""
+
+# exp() of anything below is 0 in float32 and float64, so raising a log-probability to it changes no probability,
+# and 0 * log(0) becomes 0 instead of NaN.
+LOG_ZERO = -1e4
+
+
+@overload
+def selected_logprobs(
+    hidden: Tensor,
+    lm_head: Head,
+    ids: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    with_entropy: Literal[True] = True,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selected_logprobs(
+    hidden: Tensor, lm_head: Head, ids: Tensor, *, temperature: float, chunk_tokens: int, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]: ...
+def selected_logprobs(
+    hidden: Tensor, lm_head: Head, ids: Tensor, *, temperature: float, chunk_tokens: int, with_entropy: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each chosen id under the tempered policy, and that policy's entropy.
+
+    `hidden` is `[..., H]` and already aligned: `hidden[..., t, :]` is the state that chooses `ids[..., t]`; `ids` and
+    both results are `[...]`. With `z = lm_head(hidden) / temperature`:
+
+        logprob = z[id] - logsumexp(z)        entropy = -sum_v p_v log p_v,  p = softmax(z)
+
+    Half-precision logits are raised to float32 before the temperature and the softmax; float64 stays. Ids are valid
+    everywhere, padding included. `with_entropy=False` gives `(logprobs, None)`. An impossible token (logit -inf) adds
+    nothing to the entropy. First derivatives only. No tokens at all is fine: the head still runs, on one row of zeros,
+    so that hooks on it (sharded weights) fire on every rank, and the empty result hangs on its graph.
+
+    Source: the definitions; the temperature is part of the policy, as in Schulman et al. 2017 (arXiv 1707.06347),
+    where the ratio compares the distributions that are sampled from.
+    """
+    check_chunking(temperature, chunk_tokens)
+
+    def chunk(rows: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
+        return _Selected.apply(lm_head(rows), chosen, temperature, with_entropy)
+
+    results = over_chunks(chunk, (hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)), chunk_tokens)
+    shaped = [result.view(ids.shape) for result in results]
+    return shaped[0], shaped[1] if with_entropy else None
+
+
+def check_chunking(temperature: float, chunk_tokens: int) -> None:
+    """`ValueError` for a temperature or a chunk that nothing can be computed with."""
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}; must be positive: use 1.0")
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens={chunk_tokens}; must be at least 1: use 1024, or fewer where memory is short")
+
+
+def over_chunks(
+    function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], chunk_tokens: int
+) -> list[Tensor]:
+    """`function` of every `chunk_tokens` rows, joined; under gradient, each chunk is recomputed in the backward pass.
+
+    `rows` share their first dimension N; `function` maps chunks `[n, ...]` to a tuple of `[n]`; the results are `[N]`.
+    """
+    total = rows[0].shape[0]
+    if total == 0:
+        rows = tuple(torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in rows)
+    done: list[tuple[Tensor, ...]] = []
+    for parts in zip(*(part.split(chunk_tokens) for part in rows), strict=True):
+        if torch.is_grad_enabled():
+            done.append(checkpoint(function, *parts, use_reentrant=False))
+        else:
+            done.append(function(*parts))
+    return [torch.cat(results)[:total] for results in zip(*done, strict=True)]
+
+
+def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """`log softmax(logits / temperature)` `[n, V]`, in float32 or better."""
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    if temperature != 1.0:
+        logits = logits.to(precision, copy=True).div_(temperature)
+    return torch.log_softmax(logits, dim=-1, dtype=precision)
+
+
+class _Selected(torch.autograd.Function):
+    """Chosen log-probabilities and entropies of logits `[n, V]`, with a backward pass of few temporaries.
+
+    `d logprob / d z_j = [j = id] - p_j` and `d H / d z_j = -p_j (log p_j + H)`, over the tempered logits z.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, ...]:
+        every = tempered_log_softmax(logits, temperature)
+        chosen = every.gather(-1, ids[:, None]).squeeze(-1)
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        if not with_entropy:
+            ctx.save_for_backward(every, ids)
+            return (chosen,)
+        every.clamp_(min=LOG_ZERO)
+        entropy = every.exp().mul_(every).sum(-1).neg_()
+        ctx.save_for_backward(every, ids, entropy)
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        every, ids, *rest = ctx.saved_tensors
+        grad = every.exp()
+        if grad_entropy is not None:
+            slope = (every + rest[0][:, None]).mul_(grad_entropy[:, None])
+            grad.mul_(slope if grad_chosen is None else slope.add_(grad_chosen[:, None])).neg_()
+        elif grad_chosen is not None:
+            grad.mul_(-grad_chosen[:, None])
+        else:
+            return None, None, None, None
+        if grad_chosen is not None:
+            grad.scatter_add_(-1, ids[:, None], grad_chosen[:, None])
+        return grad.div_(ctx.temperature).to(ctx.dtype), None, None, None

@@ -1,0 +1,111 @@
+"""Sums, means, variances and whitening over the entries that a mask keeps.
+
+Every function first replaces what lies off the mask by 0, so that nothing there, a NaN included, reaches a result.
+Arithmetic is done in float32 or better, whatever comes in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def as_real(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 where it already is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def keep(x: Tensor, mask: Tensor) -> Tensor:
+    """`x` (float32 or better) on the mask, 0 off it; both of one shape."""
+    return torch.where(mask.bool().expand_as(x), as_real(x), 0.0)
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of the kept entries: `sum_i m_i x_i`, a scalar; 0 where nothing is kept."""
+    return keep(x, mask).sum()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the kept entries: `sum_i m_i x_i / max(sum_i m_i, 1)`, a scalar."""
+    return masked_sum(x, mask) / _count(x, mask).clamp(min=1)
+
+
+def masked_var(x: Tensor, mask: Tensor) -> Tensor:
+    """Unbiased variance of the kept entries, a scalar: `sum_i m_i (x_i - mean)^2 / (n - 1)`; 0 where n < 2.
+
+    Bessel's correction, as in `torch.var`. Entries that are all equal give exactly 0.
+    """
+    return _unbiased(_centered(x, mask), mask)
+
+
+def masked_whiten(
+    x: Tensor,
+    mask: Tensor,
+    *,
+    center: bool = True,
+    scale: bool = True,
+    moments: tuple[Tensor | float, Tensor | float] | None = None,
+) -> Tensor:
+    """Kept entries shifted to mean 0 and scaled to variance 1: `(x - mean) * rsqrt(var + 1e-8)`; 0 off the mask.
+
+    Shape of `x`. `center=False` leaves the mean in (`x * rsqrt(var + 1e-8)`), `scale=False` leaves the spread.
+    `moments` is `(mean, var)` from outside, for instance over all ranks; by default they are those of the kept entries.
+    Entries that are all equal give exactly 0 when centred (rounding in the mean would otherwise be multiplied by 1e4);
+    an outside variance of exactly 0 says the same.
+
+    Source: the advantage whitening of Ziegler et al. 2019 (arXiv 1909.08593) and its released code.
+    """
+    x = keep(x, mask)
+    if moments is None:
+        centered = _centered(x, mask)
+        var = _unbiased(centered, mask)
+    else:
+        mean, var = (torch.as_tensor(moment, dtype=x.dtype, device=x.device) for moment in moments)
+        centered = torch.where(var == 0, 0.0, x - mean) if scale else x - mean
+    whitened = centered if center else x
+    return keep(whitened * torch.rsqrt(var + 1e-8) if scale else whitened, mask)
+
+
+def turn_slots(mask: Tensor, turn: Tensor) -> tuple[Tensor, int]:
+    """Each token's turn as an index that is always valid (0 off the mask), `[B, R]`, and the number of turns K.
+
+    K is one more than the largest turn on the mask, and at least 1. A kept token without a turn is a `ValueError`.
+    """
+    slots = torch.where(mask.bool(), turn, 0).long()
+    if slots.numel() == 0:
+        return slots, 1
+    lowest, highest = torch.stack(slots.aminmax()).tolist()
+    if lowest < 0:
+        raise ValueError(f"turn={lowest} on an own token; every token that response_mask keeps has a turn of 0 or more")
+    return slots, highest + 1
+
+
+def turn_totals(x: Tensor, mask: Tensor, slots: Tensor, turns: int) -> tuple[Tensor, Tensor]:
+    """Sum of the kept `x` `[B, R]` in each turn, and the number of kept tokens in it: both `[B, K]`.
+
+    `slots` and `turns` come from `turn_slots`.
+    """
+    kept = keep(x, mask)
+    empty = kept.new_zeros(kept.shape[0], turns)
+    return empty.scatter_add(1, slots, kept), empty.scatter_add(1, slots, mask.bool().to(kept.dtype))
+
+
+def _count(x: Tensor, mask: Tensor) -> Tensor:
+    return mask.bool().expand_as(x).sum()
+
+
+def _unbiased(centered: Tensor, mask: Tensor) -> Tensor:
+    return centered.square().sum() / (_count(centered, mask) - 1).clamp(min=1)
+
+
+def _centered(x: Tensor, mask: Tensor) -> Tensor:
+    """Kept entries less their mean, 0 off the mask: exactly 0 where all are equal.
+
+    The mean is taken of the distances to the smallest entry, which are exactly 0 when all entries are equal.
+    """
+    x = keep(x, mask)
+    if x.numel() == 0:
+        return x
+    smallest = torch.where(mask.bool(), x.detach(), torch.inf).amin()
+    distance = keep(x - torch.where(smallest.isinf(), 0.0, smallest), mask)
+    return keep(distance - masked_mean(distance, mask), mask)

@@ -1,0 +1,138 @@
+"""The policy: a causal language model that answers with log-probabilities of response tokens, never with logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Dtype
+from ippo_cli.formulas import selected_logprobs
+from ippo_cli.models.critic import ValueHead, at_states, split_values
+from ippo_cli.models.layout import Sequences
+
+DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutput:
+    """What a forward pass says about the response tokens; 0 off the mask."""
+
+    logprobs: Tensor  # [b, R] float32, tempered
+    entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None when not asked for
+    values: Tensor | None  # [b, R] float32 where the policy carries a value head
+    final_values: Tensor | None  # [b]
+
+
+class LogitHead(nn.Module):
+    """The language-model head with whatever its model does to the logits afterwards."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.linear = lm.get_output_embeddings()
+        config = lm.config.get_text_config()
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        scale = getattr(config, "logit_scale", None) or 1.0
+        self.scale: float = scale / (getattr(config, "logits_scaling", None) or 1.0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self.linear(hidden)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+class Policy(nn.Module):
+    """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
+
+    def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None) -> None:
+        super().__init__()
+        self.lm = lm
+        self.value_head = value_head
+        self._logits = [LogitHead(lm)]  # in a list: its weights belong to `lm` and must not be registered twice
+
+    def forward(
+        self, sequences: Sequences, *, temperature: float, chunk_tokens: int, with_entropy: bool = False
+    ) -> PolicyOutput:
+        """Log-probabilities (and entropies, values) of the own tokens of every row; logits exist by chunks only."""
+        hidden = self.lm.base_model(input_ids=sequences.input_ids, use_cache=False).last_hidden_state
+        states = at_states(hidden, sequences.state)
+        own = sequences.response_mask
+        logprobs, entropy = selected_logprobs(
+            states[:, :-1][own], self._logits[0], sequences.response_ids[own],
+            temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy,
+        )  # fmt: skip
+        zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+        values = final_values = None
+        if self.value_head is not None:
+            values, final_values = split_values(self.value_head(states), sequences)
+        return PolicyOutput(
+            logprobs=zeros.masked_scatter(own, logprobs),
+            entropy=None if entropy is None else zeros.masked_scatter(own, entropy),
+            values=values,
+            final_values=final_values,
+        )
+
+
+def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id, with a padding token and left padding."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
+    except Exception as error:
+        raise _cannot_load("tokenizer", model, error) from error
+    if tokenizer.eos_token_id is None:
+        raise PreflightError(f"actor.model={model} has a tokenizer without an end-of-sequence token; set one in it")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths: sharing the id is harmless
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrainedModel:
+    """A causal language model from safetensors, dropout off, checked to be readable through its parts."""
+    try:
+        config = AutoConfig.from_pretrained(model, revision=revision)
+        for name in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout",
+                     "activation_dropout", "layerdrop", "layer_dropout"):  # fmt: skip
+            if isinstance(getattr(config, name, None), float):
+                setattr(config, name, 0.0)  # the first epoch's ratio must be 1
+        lm = AutoModelForCausalLM.from_pretrained(
+            model, config=config, revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+        )
+    except Exception as error:
+        raise _cannot_load("causal language model", model, error) from error
+    lm.eval()
+    check_head(lm)
+    return lm
+
+
+@torch.no_grad()
+def check_head(lm: PreTrainedModel) -> None:
+    """Raise unless backbone and head, called one after the other, give the model's own logits.
+
+    Some architectures scale or cap logits between the two in ways of their own; training one of those through its
+    parts would silently be a different model.
+    """
+    vocabulary = lm.get_input_embeddings().num_embeddings
+    ids = torch.arange(5, 13, device=lm.device)[None] % vocabulary
+    whole = lm(input_ids=ids, use_cache=False).logits.float()
+    parts = LogitHead(lm)(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    # Compared as distributions, since that is what is used.
+    gap = (whole.log_softmax(-1) - parts.log_softmax(-1)).abs().max().item()
+    if not gap < 1e-2:
+        raise PreflightError(
+            f"actor.model: {type(lm).__name__} does something between its last hidden state and its logits that this "
+            f"version does not know (log-probabilities differ by {gap:.2g}); use another architecture"
+        )
+
+
+def _cannot_load(what: str, model: str, error: Exception) -> PreflightError:
+    hint = "" if Path(model).exists() else "; it is no folder here, so it was looked up on the hub"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return PreflightError(f"actor.model={model}: no {what} could be loaded{hint} ({reason})")

@@ -1,0 +1,110 @@
+"""The value function: a zero-initialised head, alone or on a backbone without a language-model head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from ippo_cli.models.layout import Sequences
+
+
+class ValueHeadConfig(PreTrainedConfig):
+    """Of `ValueHead`: the width it reads, and that of its hidden layer (None: one linear map)."""
+
+    model_type = "ippo_value_head"
+
+    def __init__(self, hidden_size: int = 0, value_head_hidden_dim: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden_size = hidden_size
+        self.value_head_hidden_dim = value_head_hidden_dim
+
+
+class ValueModelConfig(PreTrainedConfig):
+    """Of `ValueModel`: the backbone's own configuration as a dict, and the head's hidden width."""
+
+    model_type = "ippo_value_model"
+
+    def __init__(
+        self, backbone: dict[str, Any] | None = None, value_head_hidden_dim: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.backbone = backbone or {}
+        self.value_head_hidden_dim = value_head_hidden_dim
+
+
+class ValueHead(PreTrainedModel):
+    """Hidden states `[..., H]` to values `[...]` in float32. Its last layer starts at zero, and so does every value."""
+
+    config_class = ValueHeadConfig
+    base_model_prefix = "value_head"
+
+    def __init__(self, config: ValueHeadConfig) -> None:
+        super().__init__(config)
+        inner = config.value_head_hidden_dim
+        self.hidden = nn.Linear(config.hidden_size, inner) if inner else None
+        self.out = nn.Linear(inner or config.hidden_size, 1)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.out:  # a random head starts with large errors, which reach the backbone
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.hidden is not None:
+            hidden = torch.tanh(self.hidden(hidden))
+        return self.out(hidden).squeeze(-1).float()
+
+
+class ValueModel(PreTrainedModel):
+    """A backbone and a value head. `forward` returns the values `[b, R + 1]` of every state, see `Sequences.state`."""
+
+    config_class = ValueModelConfig
+    base_model_prefix = "backbone"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+
+    def __init__(self, config: ValueModelConfig, backbone: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        if backbone is None:
+            settings = dict(config.backbone)
+            backbone = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+        self.backbone = backbone
+        width = hidden_width(backbone.config)
+        self.value_head = ValueHead(ValueHeadConfig(width, config.value_head_hidden_dim))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        self.value_head._init_weights(module)
+
+    def forward(self, sequences: Sequences) -> Tensor:
+        hidden = self.backbone(input_ids=sequences.input_ids, use_cache=False).last_hidden_state
+        return self.value_head(at_states(hidden, sequences.state))
+
+
+def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
+    """A critic on a loaded backbone, its head at zero."""
+    settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
+    config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
+    model = ValueModel(config, backbone)
+    return model.to(backbone.dtype)
+
+
+def at_states(hidden: Tensor, state: Tensor) -> Tensor:
+    """Hidden states `[b, L, H]` at the columns `state [b, S]`: `[b, S, H]`."""
+    return hidden.gather(1, state[:, :, None].expand(-1, -1, hidden.shape[-1]))
+
+
+def hidden_width(config: PreTrainedConfig) -> int:
+    """Width of a backbone's last hidden state."""
+    text = config.get_text_config()
+    return int(text.word_embed_proj_dim if hasattr(text, "word_embed_proj_dim") else text.hidden_size)
+
+
+def split_values(values: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """Values of all states `[b, R + 1]` as those before own tokens `[b, R]` (0 elsewhere) and after the last `[b]`."""
+    before = values[:, :-1].masked_fill(~sequences.response_mask, 0.0)
+    return before, values.gather(1, sequences.lengths[:, None]).squeeze(1)

@@ -1,0 +1,41 @@
+"""`reward=exact_match`: how much of the reference answers the agents wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ippo_cli.config.schema import Match
+from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.tasks.prompts import fill
+from ippo_cli.types import Example
+
+
+class ExactMatch:
+    """The team's reward is the share of correct characters over all agents' answers, or 1 only if all are exact.
+
+    With `characters` an answer's positions are compared one by one; characters beyond the reference count as wrong
+    ones (the share is of the longer of the two).
+    """
+
+    def __init__(self, answers: Mapping[str, str], match: Match) -> None:
+        self.answers = answers
+        self.match = match
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        correct = {name: [0] * len(examples) for name in responses}
+        longest = {name: [1] * len(examples) for name in responses}
+        exact = [1.0] * len(examples)
+        for name, texts in responses.items():
+            for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
+                reference = fill(self.answers[name], example, f"task.agents.{name}.answer")
+                correct[name][row] = sum(a == b for a, b in zip(reference, text, strict=False))
+                longest[name][row] = max(len(reference), len(text), 1)
+                exact[row] *= text == reference
+        share = [
+            sum(correct[name][row] for name in responses) / sum(longest[name][row] for name in responses)
+            for row in range(len(examples))
+        ]
+        own = {name: [c / n for c, n in zip(correct[name], longest[name], strict=True)] for name in responses}
+        return Reward(
+            team=exact if self.match is Match.exact else share, agent=own, parts={"exact": exact, "characters": share}
+        )

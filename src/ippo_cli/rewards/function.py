@@ -1,0 +1,77 @@
+"""`reward=function`: a Python function of the user's, named explicitly."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.types import Example
+
+NAMES = tuple(field.name for field in fields(Reward))
+
+
+class FunctionReward:
+    """Calls `function(examples, responses)`, which returns a dict with the names of `Reward` (or a `Reward`).
+
+    `examples` is a list of rows, `responses` a dict from agent to the list of its texts:
+
+        def reward(examples, responses):
+            return {"team": [float(text == row["answer"]) for row, text in zip(examples, responses["solo"])]}
+    """
+
+    def __init__(self, function: str) -> None:
+        self.name = function
+        self.function = load_function(function)
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        result = self.function(list(examples), {name: list(texts) for name, texts in responses.items()})
+        if isinstance(result, Reward):
+            return result
+        if not isinstance(result, Mapping) or set(result) - set(NAMES):
+            given = sorted(result) if isinstance(result, Mapping) else type(result).__name__
+            raise TypeError(f"{self.name} must return a dict with names among {', '.join(NAMES)}, not {given}")
+        return Reward(**result)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The object that `path.py:function` or `module:function` names; `ConfigError` where there is none."""
+    place, _, attribute = name.rpartition(":")
+    setting = f"reward.function={name}"
+    if not place:
+        raise ConfigError(setting, "does not say where and what", "write path/to/file.py:function or module:function")
+    module = _load_file(Path(place), setting) if place.endswith(".py") else _load_module(place, setting)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(setting, f"names no function in {place}", "it has: " + " ".join(sorted(callables)))
+    return function
+
+
+def _load_file(path: Path, setting: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(setting, f"points to {path.resolve()}, which is no file", "give a path from this folder")
+    name = f"ippo_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that what the file defines can be found by its own name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(setting, f"cannot be imported ({type(error).__name__}: {error})", "mend the file") from error
+    return module
+
+
+def _load_module(name: str, setting: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(setting, f"cannot be imported ({error})", "check the module's name and PYTHONPATH") from error

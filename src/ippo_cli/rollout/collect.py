@@ -1,0 +1,75 @@
+"""Asking every agent: prompts in, rollouts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from ippo_cli.rollout.decode import decode
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.config.schema import Gather, RolloutConfig
+from ippo_cli.engine import distributed
+from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.types import PromptBatch, Rollout
+
+Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
+
+
+def sampling_of(config: RolloutConfig) -> Sampling:
+    """The sampling settings of training rollouts."""
+    return Sampling(
+        temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty, max_new_tokens=config.max_new_tokens,
+        min_new_tokens=config.min_new_tokens, stop_strings=tuple(config.stop_strings), greedy=False,
+    )  # fmt: skip
+
+
+def collect(
+    agents: Mapping[str, Agent],
+    batch: Mapping[str, PromptBatch],
+    config: RolloutConfig,
+    *,
+    seed: int,
+    purpose: str,
+    greedy: bool = False,
+    poll: Poll | None = None,
+) -> dict[str, Rollout]:
+    """Every agent's responses. What a row draws depends on (seed, purpose, agent, global index) alone."""
+    sampling = replace(sampling_of(config), greedy=greedy)
+    return {
+        name: _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll)
+        for name, agent in agents.items()
+    }
+
+
+def _agent_rollout(
+    agent: Agent, prompts: PromptBatch, config: RolloutConfig, sampling: Sampling, seed: int, stream: str,
+    poll: Poll | None,
+) -> Rollout:  # fmt: skip
+    layered = config.gather is Gather.layer
+    with agent.actor.engine.inference(gather=config.gather.value) as policy:
+        device = next(policy.parameters()).device
+        ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+        draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)
+        decoded = decode(
+            policy.lm, agent.tokenizer, ids, mask, sampling,
+            uniforms=draws,
+            batch_size=config.decode_batch_size,
+            context_limit=context_limit(policy.lm.config, config),
+            # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
+            poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
+            any_rank=distributed.any_rank if layered else None,
+        )  # fmt: skip
+    return Rollout(
+        prompt_ids=ids, prompt_mask=mask, response_ids=decoded.response_ids, response_mask=decoded.response_mask,
+        turn=torch.where(decoded.response_mask, 0, -1), logprobs=decoded.logprobs,
+        behavior_logprobs=decoded.behavior_logprobs, finished=decoded.finished, texts=decoded.texts,
+    )  # fmt: skip
+
+
+def context_limit(model_config: object, config: RolloutConfig) -> int:
+    """Tokens that prompt and response may have together."""
+    made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
+    return min(made_for, config.context_limit or made_for)

@@ -1,0 +1,195 @@
+"""Forwards for rows that come and go: cohorts of rows share every matrix product and attend apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ippo_cli.rollout.cache import Cohort, joined
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+COHORTS_ON_CPU = 6
+"""There a forward costs arithmetic, and separate cohorts attend to fewer columns."""
+COHORTS_ELSEWHERE = 1
+"""There a forward costs launches, and joining cohorts costs little memory traffic."""
+
+_running: ContextVar[Continuous] = ContextVar("running")
+
+
+def continuous(model: nn.Module) -> Continuous | None:
+    """Continuous forwards of the model, or `None` if its state is not plain attention through the library's interface.
+
+    Layers must be full or sliding-window attention with positions given from outside; a probe of three tokens then
+    shows whether the model really computes the same this way.
+    """
+    lm = next(part for part in model.modules() if isinstance(part, PreTrainedModel))
+    kinds, options = get_layer_types_and_kwargs(lm.config.get_text_config(decoder=True))
+    if (
+        not lm._supports_attention_backend
+        or lm.config._attn_implementation not in _OURS
+        or "position_ids" not in inspect.signature(lm.forward).parameters
+        or not set(kinds) <= {"full_attention", "sliding_attention"}
+    ):
+        return None
+    windows = {layer: option.get("sliding_window") for layer, option in enumerate(options)}
+    if lm not in _probed:
+        _probed[lm] = _agrees(model, Continuous(model, windows))
+    return Continuous(model, windows) if _probed[lm] else None
+
+
+def _agrees(model: nn.Module, candidate: Continuous) -> bool:
+    """Whether two tokens read and one stepped give the logits of three read at once, row by row."""
+    ids = torch.tensor([[0, 1, 2], [3, 2, 1]], device=candidate._device)
+    expected = model(input_ids=ids, use_cache=False).logits[:, -1].float()
+    with candidate.session():
+        candidate.fill(ids[:1, :2], np.array([2]))
+        candidate.fill(ids[1:, :2], np.array([2]))
+        if any(cohort.keys.keys() != candidate._windows.keys() for cohort in candidate._cohorts):
+            return False
+        found = candidate.step(ids[:, 2]).float()
+    tolerance = 1e-3 if expected.dtype ... 
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+class Continuous:
+    """Forwards of one model in which rows may join at any time, behind an attention interface of its own.
+
+    The weights see one batch `[rows, 1]`, in the order of the cohorts. Each cohort attends to its own keys and values,
+    which are only as wide as it is old: the padding of a batch with long and short rows is never computed.
+    """
+
+    joins = True
+
+    def __init__(self, model: nn.Module, windows: dict[int, int | None]) -> None:
+        self._model = model
+        self._windows = windows  # of each attention layer; None is full attention
+        self._device = next(model.parameters()).device
+        self._max_cohorts = COHORTS_ON_CPU if self._device.type == "cpu" else COHORTS_ELSEWHERE
+        self._cohorts: list[Cohort] = []
+        self._positions = torch.empty(0, dtype=torch.long, device=self._device)
+        self._filling: Cohort | None = None
+        self._stepping = False
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
+        configs = {id(part.config): part.config for part in self._model.modules() if isinstance(part, PreTrainedModel)}
+        names = {key: config._attn_implementation for key, config in configs.items()}
+        token = _running.set(self)
+        try:
+            for config in configs.values():
+                config._attn_implementation = _OURS[config._attn_implementation]
+            yield
+        finally:
+            for key, config in configs.items():
+                config._attn_implementation = names[key]
+            _running.reset(token)
+
+    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+        width = ids.shape[1]
+        cohort = Cohort(width - lengths, width)
+        starts = torch.from_numpy(cohort.starts).to(ids.device)
+        positions = torch.arange(width, device=ids.device) - starts[:, None]
+        mask = None if (lengths == width).all() else positions >= 0
+        self._filling = cohort
+        try:
+            logits = self._forward(ids, positions.clamp(min=0), mask, logits_to_keep=1)
+        finally:
+            self._filling = None
+        cohort.settle()
+        self._cohorts.append(cohort)
+        self._positions = torch.cat([self._positions, width - starts])
+        if len(self._cohorts) > self._max_cohorts:
+            self._join_cheapest()
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Reads one token for each row; logits `[n, V]` after it."""
+        for cohort in self._cohorts:
+            cohort.advance()
+        # A mask of four axes is passed through as it is; cohorts bring their own.
+        mask = torch.zeros(1, 1, 1, 1, device=tokens.device)
+        self._stepping = True
+        try:
+            logits = self._forward(tokens[:, None], self._positions[:, None], mask)
+        finally:
+            self._stepping = False
+        self._positions += 1
+        return logits
+
+    def idle(self) -> None:
+        """The smallest forward there is, for ranks that must take part in another rank's."""
+        one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+        self._forward(one, one, None)
+
+    def keep(self, alive: np.ndarray) -> np.ndarray:
+        """Drops the rows that are not alive; returns, for each row now, which row it was."""
+        orders, row = [], 0
+        for cohort in self._cohorts:
+            size = len(cohort)
+            part = alive[row : row + size]
+            orders.append(row + (np.arange(size) if part.all() else cohort.keep(part)))
+            row += size
+        self._cohorts = [cohort for cohort in self._cohorts if len(cohort)]
+        order = np.concatenate(orders)
+        self._positions = self._positions[torch.from_numpy(order).to(self._device)]
+        return order
+
+    def attend(
+        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attention of one layer: of every cohort to its own columns, or plain while prompts are read."""
+        layer = module.layer_idx
+        if not self._stepping:
+            if self._filling is not None:
+                self._filling.store(layer, key, value)
+            return plain(module, query, key, value, mask, **options)
+        window, outputs, row = self._windows[layer], [], 0
+        for cohort in self._cohorts:
+            part = slice(row, row + len(cohort))
+            keys, values, mask = cohort.write(layer, key[part], value[part], window)
+            outputs.append(plain(module, query[part], keys, values, mask, **options)[0])
+            row = part.stop
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), None
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, **options: int) -> Tensor:
+        output = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **options)
+        return output.logits[:, -1]
+
+    def _join_cheapest(self) -> None:
+        """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""
+        pairs = [(one.cells + two.cells, place) for place, (one, two) in enumerate(zip(self._cohorts, self._cohorts[1:]))]
+        _, place = min(pairs)
+        self._cohorts[place : place + 2] = [joined(*self._cohorts[place : place + 2])]
+
+
+def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        return _running.get().attend(plain(module), module, query, key, value, mask, **options)
+
+    return attention
+
+
+_OURS = {"sdpa": "ippo_cli_sdpa", "eager": "ippo_cli_eager"}
+AttentionInterface.register(_OURS["sdpa"], _through_cohorts(lambda module: ALL_ATTENTION_FUNCTIONS["sdpa"]))
+# The library keeps one eager attention beside every model that has one, under this name.
+AttentionInterface.register(
+    _OURS["eager"], _through_cohorts(lambda module: sys.modules[type(module).__module__].eager_attention_forward)
+)
+AttentionMaskInterface.register(_OURS["sdpa"], sdpa_mask)
+AttentionMaskInterface.register(_OURS["eager"], eager_mask)

@@ -1,0 +1,184 @@
+"""Batched sampling from any causal language model: rows leave when they finish and waiting prompts take their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ippo_cli.rollout.continuous import continuous
+from ippo_cli.rollout.ledger import Ledger
+from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.waves import Waves
+
+REFILL_SHARE = 0.25
+"""Waiting prompts are read when this share of the batch is free: a read costs about a step, a free place little."""
+PROMPT_TOKENS = 8192
+"""Prompt tokens, padding included, that one forward reads at most."""
+
+Poll = Callable[[int, int], None]  # finished rows, all rows
+AnyRank = Callable[[bool], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """The responses, in the order of the prompts."""
+
+    response_ids: Tensor  # [B, R] int64, right-padded; R is the longest response, at least 1
+    response_mask: Tensor  # [B, R] bool: every sampled token, the stop token included
+    logprobs: Tensor  # [B, R] float32, tempered and unfiltered; 0 off the mask
+    behavior_logprobs: Tensor  # [B, R] float32, under what was sampled from; the same tensor when no filter is on
+    finished: Tensor  # [B] bool: ended by a stop token or stop string; False means a limit was reached
+    texts: list[str]  # B: exactly what the tokens say, a stop string included, special tokens left out
+
+
+class Forwards(Protocol):
+    """What the loop asks of a model: live rows have an order, new rows come last."""
+
+    joins: bool  # whether rows may come while others are live
+
+    def session(self) -> AbstractContextManager[None]: ...
+    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor: ...
+    def step(self, tokens: Tensor) -> Tensor: ...
+    def keep(self, alive: np.ndarray) -> np.ndarray: ...
+    def idle(self) -> None: ...
+
+
+@torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained after
+def decode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    sampling: Sampling,
+    *,
+    uniforms: Tensor | None,
+    batch_size: int,
+    context_limit: int,
+    poll: Poll | None = None,
+    any_rank: AnyRank | None = None,
+) -> Decoded:
+    """One response for each left-padded prompt `[B, P]`; at most `batch_size` rows are decoded together.
+
+    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: neither the batch size nor the other
+    rows change it. `uniforms [B, >= max_new_tokens]` may be `None` for greedy decoding. A row also ends, unfinished,
+    when prompt and response reach `context_limit` tokens; a prompt that long gets an empty response.
+
+    `poll(finished rows, B)` is called after every token and may raise. `any_rank` tells whether a flag is true on any
+    rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
+
+    Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
+    model's logits are not numbers.
+    """
+    assert not model.training, "dropout must be off"
+    lengths = prompt_mask.sum(dim=1).cpu().numpy()
+    if len(lengths) and lengths.min() == 0:
+        raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a response needs something to follow")
+    limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
+    ledger = Ledger(
+        (prompt_ids, prompt_mask), limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer
+    )  # fmt: skip
+    forwards: Forwards = continuous(model) or Waves(model)
+    waiting = Waiting(prompt_ids, lengths, np.flatnonzero(limits > 0))
+    with forwards.session():
+        _run(forwards, ledger, waiting, batch_size, poll, any_rank or bool)
+    return _decoded(ledger, tokenizer)
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens that end a response.
+
+    The tokenizer's end of sequence, and what the model's config and generation config call so (chat models list
+    several there), if the tokenizer knows it as a special token: a config's default must not stop at a plain word.
+    """
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special.update(tokenizer.all_special_ids)
+    found = {tokenizer.eos_token_id} - {None}
+    for config in (model.config.get_text_config(decoder=True), model.generation_config):
+        named = None if config is None else config.eos_token_id
+        found.update(special.intersection([named] if isinstance(named, int) else named or []))
+    return tuple(sorted(found))
+
+
+class Waiting:
+    """Prompts not read yet, longest first: what is read together then needs little padding."""
+
+    def __init__(self, prompt_ids: Tensor, lengths: np.ndarray, rows: np.ndarray) -> None:
+        self._prompt_ids, self._lengths = prompt_ids, lengths
+        self._rows = rows[np.argsort(-lengths[rows], kind="stable")]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, count: int) -> tuple[np.ndarray, Tensor, np.ndarray]:
+        """Up to `count` rows that fit one forward: their places, left-padded prompts `[k, P]` and lengths."""
+        longest = int(self._lengths[self._rows[0]])
+        rows = self._rows[: min(count, max(1, PROMPT_TOKENS // longest))]
+        self._rows = self._rows[len(rows) :]
+        places = torch.from_numpy(rows).to(self._prompt_ids.device)
+        return rows, self._prompt_ids[places, -longest:], self._lengths[rows]
+
+
+def _run(
+    forwards: Forwards, ledger: Ledger, waiting: Waiting, batch_size: int, poll: Poll | None, any_rank: AnyRank
+) -> None:
+    """Turns of: one token for every live row, prompts into free places, sampling for all of them at once."""
+    total = len(ledger.lengths)
+    while True:
+        live = len(ledger.rows)
+        logits, joined, busy = [], [], False
+        if any_rank(live > 0):
+            busy = True
+            if live:
+                logits.append(forwards.step(ledger.tokens))
+            else:
+                forwards.idle()
+        places = _places(forwards, live, len(waiting), batch_size)
+        while any_rank(places > 0):
+            busy = True
+            if places:
+                rows, ids, lengths = waiting.take(places)
+                logits.append(forwards.fill(ids, lengths))
+                joined.append(rows)
+                places = min(places - len(rows), len(waiting)) if forwards.joins else 0
+            else:
+                forwards.idle()
+        if not busy:
+            return
+        if logits:
+            alive = ledger.record(torch.cat(logits), np.concatenate([*joined, ledger.rows[:0]]))
+            if not alive.all():
+                ledger.keep(forwards.keep(alive))
+        if poll is not None:
+            poll(total - len(waiting) - len(ledger.rows), total)
+
+
+def _places(forwards: Forwards, live: int, waiting: int, batch_size: int) -> int:
+    """How many waiting prompts to read now."""
+    free = min(batch_size - live, waiting)
+    worth = not live or (forwards.joins and free >= min(waiting, math.ceil(REFILL_SHARE * batch_size)))
+    return free if worth else 0
+
+
+def _decoded(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> Decoded:
+    device = ledger.ids.device
+    lengths = torch.from_numpy(ledger.lengths).to(device)
+    width = max(1, int(ledger.lengths.max(initial=0)))
+    mask = torch.arange(width, device=device) < lengths[:, None]
+    logprobs = ledger.logprobs[:, :width].clone()
+    filtered = ledger.behavior_logprobs is not ledger.logprobs
+    behavior = ledger.behavior_logprobs[:, :width].clone() if filtered else logprobs
+    if not torch.isfinite(logprobs).all():
+        raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    return Decoded(
+        response_ids=ledger.ids[:, :width].masked_fill(~mask, padding), response_mask=mask, logprobs=logprobs,
+        behavior_logprobs=behavior, finished=torch.from_numpy(ledger.finished).to(device), texts=ledger.texts(),
+    )  # fmt: skip

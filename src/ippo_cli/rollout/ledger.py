@@ -1,0 +1,115 @@
+"""What has been sampled so far: tokens, log-probabilities and ends, by the rows' original places."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.rollout.sampling import Sampling, choose
+
+
+class Ledger:
+    """Every row's response as it grows, and which rows are live.
+
+    Buffers `[B, max_new_tokens]` have one row for each prompt. Live rows stand in the order of the forwards and point
+    into the buffers by one flat index, so a step writes without knowing how old each row is.
+    """
+
+    def __init__(
+        self,
+        prompts: tuple[Tensor, Tensor],
+        limits: np.ndarray,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        stop_ids: tuple[int, ...],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        device, shape = prompts[0].device, (len(limits), sampling.max_new_tokens)
+        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(shape, device=device)
+        self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.filters else self.logprobs
+        self.lengths = np.zeros(len(limits), dtype=np.int64)
+        self.finished = np.zeros(len(limits), dtype=bool)
+        self.rows = np.zeros(0, dtype=np.int64)
+        self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest of every live row
+        self._flat = self.tokens
+        self._prompts, self._limits, self._sampling = prompts, limits, sampling
+        self._uniforms = None
+        if not sampling.greedy:
+            assert uniforms is not None and uniforms.shape[0] == shape[0] and uniforms.shape[1] >= shape[1]
+            self._uniforms = uniforms[:, : shape[1]].to(device, torch.float32).flatten()
+        self._stop_ids, self._tokenizer = stop_ids, tokenizer
+        self._stops: Tensor | None = None  # [V] bool
+        self._seen: Tensor | None = None  # [live rows, V] bool
+        # Enough tokens to spell any stop string, were each a byte, and some that spell nothing.
+        self._tail = 8 + max((len(text.encode()) for text in sampling.stop_strings), default=0)
+
+    def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
+        """Samples one token for each live row and for rows that join after them; which rows go on, `[n]` bool."""
+        self._join(joining, logits.shape[1])
+        numbers = None if self._uniforms is None else self._uniforms[self._flat]
+        choice = choose(logits, self._sampling, uniform=numbers, seen=self._seen, banned=self._banned())
+        self.tokens = choice.tokens
+        self.ids.view(-1)[self._flat] = choice.tokens
+        self.logprobs.view(-1)[self._flat] = choice.logprobs
+        if self.behavior_logprobs is not self.logprobs:
+            self.behavior_logprobs.view(-1)[self._flat] = choice.behavior_logprobs
+        if self._seen is not None:
+            self._seen.scatter_(1, choice.tokens[:, None], True)
+        self.lengths[self.rows] += 1
+        assert self._stops is not None
+        ended = self._stops[choice.tokens].cpu().numpy()
+        if self._sampling.stop_strings:
+            ended = ended | self._said_stop_string()
+        self.finished[self.rows] = ended
+        self._flat = self._flat + 1
+        return ~(ended | (self.lengths[self.rows] >= self._limits[self.rows]))
+
+    def keep(self, order: np.ndarray) -> None:
+        """Keeps these live rows, in this order."""
+        self.rows = self.rows[order]
+        places = torch.from_numpy(order).to(self.tokens.device)
+        self.tokens, self._flat = self.tokens[places], self._flat[places]
+        if self._seen is not None:
+            self._seen = self._seen[places]
+
+    def texts(self) -> list[str]:
+        """What all rows say, special tokens left out and nothing else changed."""
+        responses = [ids[:length] for ids, length in zip(self.ids.tolist(), self.lengths.tolist(), strict=True)]
+        return self._spell(responses)
+
+    def _join(self, rows: np.ndarray, vocabulary: int) -> None:
+        device = self.tokens.device
+        if self._stops is None:
+            self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            self._stops[list(self._stop_ids)] = True
+        if not len(rows):
+            return
+        self.rows = np.concatenate([self.rows, rows])
+        places = torch.from_numpy(rows).to(device)
+        self._flat = torch.cat([self._flat, places * self.ids.shape[1]])
+        if self._sampling.repetition_penalty != 1:
+            ids, mask = (tensor[places] for tensor in self._prompts)
+            ids = ids.where(mask, ids[:, -1:])  # padding stands for no token: the last one is real
+            seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device).scatter_(1, ids, True)
+            self._seen = seen if self._seen is None else torch.cat([self._seen, seen])
+
+    def _banned(self) -> Tensor | None:
+        """Stop tokens of rows below the minimum length, `[n, V]`."""
+        young = self.lengths[self.rows] < self._sampling.min_new_tokens
+        if not young.any():
+            return None
+        return torch.from_numpy(young).to(self.tokens.device)[:, None] & self._stops
+
+    def _said_stop_string(self) -> np.ndarray:
+        """Live rows whose newest tokens complete a stop string; older tokens have been looked at before."""
+        columns = np.arange(-self._tail + 1, 1)
+        tails = self.ids.view(-1)[(self._flat[:, None] + torch.from_numpy(columns).to(self._flat.device)).clamp_(min=0)]
+        ages = self.lengths[self.rows].tolist()
+        texts = self._spell([tail[max(0, self._tail - age) :] for tail, age in zip(tails.tolist(), ages, strict=True)])
+        return np.array([any(stop in text for stop in self._sampling.stop_strings) for text in texts], dtype=bool)
+
+    def _spell(self, responses: list[list[int]]) -> list[str]:
+        return self._tokenizer.batch_decode(responses, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,0 +1,133 @@
+"""Choosing tokens: temperature, filters, one uniform number per token through the inverse distribution function."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one token follows another; the config names and meanings, `greedy` apart."""
+
+    temperature: float
+    top_p: float  # 1 = off
+    top_k: int  # 0 = off
+    min_p: float  # 0 = off
+    repetition_penalty: float  # 1 = off
+    max_new_tokens: int
+    min_new_tokens: int
+    stop_strings: tuple[str, ...]
+    greedy: bool
+
+    def __post_init__(self) -> None:
+        assert self.max_new_tokens > 0
+        assert self.temperature > 0 or (self.greedy and self.temperature == 0)
+        assert 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1 and self.repetition_penalty > 0
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by: the temperature, or 1 where greedy decoding says temperature 0."""
+        return self.temperature or 1.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are drawn from anything else than the tempered distribution."""
+        changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
+        return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+def uniforms(seed: int, stream: str, index: Tensor, count: int) -> Tensor:
+    """Each row's own numbers in [0, 1), `[B, count]` float64: a function of (seed, stream, index of the row) alone.
+
+    Philox keyed by a hash of the seed and the stream's name, and by the row's index. A longer `count` continues the
+    same numbers, so a row does not depend on the batch, the rank or the response limit it is decoded with.
+    """
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
+    key = np.array([int.from_bytes(digest, "little"), 0], dtype=np.uint64)
+    drawn = np.empty((len(index), count))
+    for row, number in enumerate(index.cpu().numpy().astype(np.uint64)):
+        key[1] = number
+        np.random.Generator(np.random.Philox(key=key)).random(out=drawn[row])
+    return torch.from_numpy(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One token for each row, all `[n]`."""
+
+    tokens: Tensor  # int64
+    logprobs: Tensor  # float32: tempered, before any filter
+    behavior_logprobs: Tensor  # float32: under what was drawn from; the same tensor when no filter is on
+
+
+def choose(
+    logits: Tensor, sampling: Sampling, *, uniform: Tensor | None, seen: Tensor | None, banned: Tensor | None
+) -> Choice:
+    """The next token of every row of `logits [n, V]`.
+
+    `uniform [n]` may be `None` only for greedy choice. `seen [n, V]` marks the tokens that the repetition penalty
+    is for, `banned [n, V]` those that must not come yet.
+    """
+    logits = logits.float()
+    tempered = logits if sampling.divisor == 1 else logits / sampling.divisor
+    logprobs = torch.log_softmax(tempered, dim=-1)
+    allowed = _allowed(logits, sampling, seen, banned) if sampling.filters else None
+    drawn_from = logprobs if allowed is None else torch.log_softmax(allowed, dim=-1)
+    if sampling.greedy:
+        # Over logits: rounding in the log-softmax could make a tie of what is none.
+        tokens = (logits if allowed is None else allowed).argmax(dim=-1, keepdim=True)
+    else:
+        assert uniform is not None
+        tokens = _draw(drawn_from, uniform)
+    chosen = logprobs.gather(1, tokens).squeeze(1)
+    behavior = chosen if allowed is None else drawn_from.gather(1, tokens).squeeze(1)
+    return Choice(tokens.squeeze(1), chosen, behavior)
+
+
+def _draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """The first token, in vocabulary order, whose cumulated probability exceeds the row's number; `[n, 1]`."""
+    cumulated = logprobs.exp()
+    torch.cumsum(cumulated, dim=-1, out=cumulated)
+    total = cumulated[:, -1:]
+    # Below the total, whatever the rounding: then the search ends at a token that still adds something.
+    target = torch.minimum(uniform[:, None].to(total) * total, total.nextafter(torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulated, target, right=True).clamp_(max=logprobs.shape[1] - 1)
+    # A parallel cumulated sum need not be monotone to the last bit, so an impossible token can still be hit.
+    impossible = logprobs.gather(1, tokens).exp() == 0
+    return torch.where(impossible, logprobs.argmax(dim=-1, keepdim=True), tokens)
+
+
+def _allowed(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Tensor | None) -> Tensor:
+    """Tempered logits after penalty, ban and filters: -inf where a token cannot be drawn."""
+    if seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if banned is not None:
+        logits = logits.masked_fill(banned, -math.inf)
+    tempered = logits / sampling.divisor
+    if sampling.top_p < 1 or 0 < sampling.top_k < logits.shape[1]:
+        tempered = _likeliest(tempered, sampling)
+    if sampling.min_p > 0:
+        floor = tempered.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        tempered = tempered.masked_fill(tempered < floor, -math.inf)
+    return tempered
+
+
+def _likeliest(tempered: Tensor, sampling: Sampling) -> Tensor:
+    """The `top_k` likeliest tokens, and of these the fewest whose share reaches `top_p`; one always stays."""
+    if 0 < sampling.top_k < tempered.shape[1]:
+        values, ids = tempered.topk(sampling.top_k, dim=-1)
+    else:
+        values, ids = tempered.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_p < 1:
+        share = torch.softmax(values, dim=-1)
+        before = share.cumsum(dim=-1) - share
+        before[:, 0] = 0
+        values = values.masked_fill(before >= sampling.top_p, -math.inf)
+    return torch.full_like(tempered, -math.inf).scatter_(1, ids, values)

@@ -1,0 +1,112 @@
+"""The prompt stream: which examples an iteration works on, and how each agent is asked about them."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import AgentConfig
+from ippo_cli.types import Example, PromptBatch
+
+
+def share(total: int, rank: int, world_size: int) -> range:
+    """The contiguous part of `range(total)` that a rank works on; parts differ by at most one."""
+    return range(total * rank // world_size, total * (rank + 1) // world_size)
+
+
+def fill(template: str, example: Example, setting: str) -> str:
+    """The template with each `{field}` replaced by that field of the example; `{{` and `}}` are braces."""
+    parts: list[str] = []
+    for literal, field, _, _ in string.Formatter().parse(template):
+        parts.append(literal)
+        if field is not None:
+            if field not in example:
+                raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which examples do not have",
+                                  "they have: " + " ".join(example))  # fmt: skip
+            parts.append(str(example[field]))
+    return "".join(parts)
+
+
+class PromptStream:
+    """Every agent's prompts of any iteration, as a function of (seed, global index) alone.
+
+    One pass over the data after another, each in an order of its own; the world size only decides which rank gets
+    which rows.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        agents: Mapping[str, AgentConfig],
+        tokenizers: Mapping[str, PreTrainedTokenizerBase],
+        *,
+        seed: int,
+        prompts_per_iteration: int,
+        num_generations: int,
+        max_prompt_tokens: int,
+        chat_template: bool,
+    ) -> None:
+        self.examples = examples
+        self.agents = agents
+        self.tokenizers = tokenizers
+        self.seed = seed
+        self.prompts_per_iteration = prompts_per_iteration
+        self.num_generations = num_generations
+        self.max_prompt_tokens = max_prompt_tokens
+        self.chat_template = chat_template
+        self._pass_order: tuple[int, list[int]] = (-1, [])
+
+    def batch(self, iteration: int, rank: int, world_size: int) -> dict[str, PromptBatch]:
+        """This rank's prompts of an iteration (counted from 0), by agent; responses to one prompt lie together."""
+        size = self.prompts_per_iteration * self.num_generations
+        rows = share(size, rank, world_size)
+        first = iteration * self.prompts_per_iteration
+        examples = [self._example(first + row // self.num_generations) for row in rows]
+        return self.ask(examples, torch.tensor([iteration * size + row for row in rows], dtype=torch.long))
+
+    def ask(self, examples: Sequence[Example], index: torch.Tensor) -> dict[str, PromptBatch]:
+        """Each agent's prompts about the given examples."""
+        return {name: self._ask_agent(name, examples, index) for name in self.agents}
+
+    def text(self, agent: str, example: Example) -> str:
+        """What an agent reads about an example."""
+        config = self.agents[agent]
+        prompt = fill(config.template, example, f"task.agents.{agent}.template")
+        if not self.chat_template:
+            return prompt
+        messages = [{"role": "user", "content": prompt}]
+        if config.system is not None:
+            messages.insert(0, {"role": "system", "content": config.system})
+        return str(self.tokenizers[agent].apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _ask_agent(self, agent: str, examples: Sequence[Example], index: torch.Tensor) -> PromptBatch:
+        tokenizer = self.tokenizers[agent]
+        texts = [self.text(agent, example) for example in examples]
+        # A chat template writes its own special tokens.
+        ids = tokenizer(texts, add_special_tokens=not self.chat_template).input_ids if texts else []
+        lengths = [len(row) for row in ids]
+        for text, length in zip(texts, lengths, strict=True):
+            if not 0 < length <= self.max_prompt_tokens:
+                raise ConfigError(
+                    f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
+                    f"does not allow agent {agent}'s prompt of {length} tokens, {text[:60]!r}",
+                    "raise it, or shorten the prompts" if length else "prompts must have a token",
+                )
+        width = max(lengths, default=1)
+        padded = torch.zeros(len(ids), width, dtype=torch.long)
+        mask = torch.zeros(len(ids), width, dtype=torch.bool)
+        for row, tokens in enumerate(ids):
+            padded[row, width - len(tokens) :] = torch.tensor(tokens)
+            mask[row, width - len(tokens) :] = True
+        return PromptBatch(ids=padded, mask=mask, examples=list(examples), index=index)
+
+    def _example(self, position: int) -> Example:
+        number, offset = divmod(position, len(self.examples))
+        if self._pass_order[0] != number:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+            self._pass_order = (number, torch.randperm(len(self.examples), generator=generator).tolist())
+        return self.examples[self._pass_order[1][offset]]

@@ -1,0 +1,31 @@
+"""A task: training examples and held-out examples, looked up by `task.kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ippo_cli.config.schema import TaskConfig, TaskKind
+from ippo_cli.tasks.jsonl import jsonl_examples
+from ippo_cli.tasks.sorting import sorting_examples
+from ippo_cli.types import Example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Examples by position; `held_out` shares none with `train`."""
+
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+
+
+SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
+    TaskKind.sorting: sorting_examples,
+    TaskKind.jsonl: jsonl_examples,
+}
+
+
+def load_task(config: TaskConfig, seed: int) -> Task:
+    """Read or generate the examples of a task."""
+    train, held_out = SOURCES[config.kind](config, seed)
+    return Task(train=train, held_out=held_out)

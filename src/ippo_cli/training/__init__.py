@@ -1,0 +1,1 @@
+"""Layer 4: the corridor. The loop, and what it calls once per iteration."""

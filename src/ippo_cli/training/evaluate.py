@@ -1,0 +1,97 @@
+"""Held-out scores: every row, seeded, sampled as in training and greedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ippo_cli.config.errors import RewardError
+from ippo_cli.config.schema import Config
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import Reward, RewardFunction
+from ippo_cli.rewards.score import attempt, mixed
+from ippo_cli.tasks.prompts import PromptStream, share
+from ippo_cli.tasks.task import Task
+from ippo_cli.types import PromptBatch, Rollout
+
+Ask = Callable[[Mapping[str, PromptBatch], bool], Mapping[str, Rollout]]
+"""Prompts, and whether to decode greedily, to rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Metrics named `<mode>/...` and this rank's first rows as shown in sample tables."""
+
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]]
+
+
+def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction, config: Config) -> Evaluation:
+    """Score the whole held-out set. Metrics are the same on every rank, and for every number of ranks."""
+    rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
+    examples = [task.held_out[row] for row in rows]
+    batch = prompts.ask(examples, torch.tensor(list(rows), dtype=torch.long))
+    metrics: dict[str, float] = {}
+    samples: list[dict[str, Any]] = []
+    for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
+        rollouts = ask(batch, mode == "greedy")
+        given, failure = attempt(reward, examples, {name: rollout.texts for name, rollout in rollouts.items()})
+        scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
+        found = _metrics(given, scores, rollouts, len(task.held_out))
+        if found["failed_share"] > config.reward.failure_budget:
+            raise RewardError(f"evaluation: {found['failed_share']:.0%} of the rows have no reward ({failure})")
+        metrics |= {f"{mode}/{name}": value for name, value in found.items()}
+        samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
+    return Evaluation(metrics=metrics, samples=samples)
+
+
+def sample_rows(
+    mode: str,
+    batch: Mapping[str, PromptBatch],
+    rollouts: Mapping[str, Rollout],
+    scores: Mapping[str, torch.Tensor],
+    prompts: PromptStream,
+    count: int,
+) -> list[dict[str, Any]]:
+    """The first rows as plain data: what each agent read and wrote, and its score."""
+    examples = next(iter(batch.values())).examples
+    return [
+        {
+            "mode": mode,
+            "index": int(next(iter(batch.values())).index[row]),
+            "agents": {
+                name: {
+                    "prompt": prompts.text(name, examples[row]),
+                    "response": rollouts[name].texts[row],
+                    "score": float(scores[name].reshape(len(examples), -1)[row].sum()),
+                }
+                for name in rollouts
+            },
+        }
+        for row in range(min(count, len(examples)))
+    ]
+
+
+def _metrics(
+    given: Reward, scores: Mapping[str, torch.Tensor], rollouts: Mapping[str, Rollout], rows: int
+) -> dict[str, float]:
+    valid = torch.tensor(given.valid or [True] * len(next(iter(scores.values()))), dtype=torch.bool)
+    valid = valid & torch.stack([torch.isfinite(score) for score in scores.values()]).all(dim=0)
+    means = {f"{name}/score": score for name, score in scores.items()}
+    means["score"] = torch.stack(list(scores.values())).mean(dim=0)
+    means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
+    names = sorted(means)
+    sums = [means[name].double().where(valid & torch.isfinite(means[name]), 0.0).sum() for name in names]
+    lengths = [rollout.response_mask.sum().double().cpu() for rollout in rollouts.values()]
+    truncated = [(~rollout.finished).sum().double().cpu() for rollout in rollouts.values()]
+    total = distributed.all_sum(torch.stack([valid.sum().double(), *sums, *lengths, *truncated])).tolist()
+    counted = total[0]
+    result = {name: value / max(counted, 1.0) for name, value in zip(names, total[1:], strict=False)}
+    result["failed_share"] = 1.0 - counted / rows
+    for number, name in enumerate(rollouts):
+        result[f"{name}/response_length"] = total[1 + len(names) + number] / rows
+        result[f"{name}/truncated_share"] = total[1 + len(names) + len(rollouts) + number] / rows
+    return result

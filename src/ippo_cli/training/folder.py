@@ -1,0 +1,97 @@
+"""A run's folder: reserving, finding and describing it. Imports no torch, so that the first line comes at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shlex
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from ippo_cli.config.errors import ResumeError, StorageError
+
+PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
+
+
+def reserve_folder(root: Path) -> Path:
+    """A new folder below `root` named by time and chance; two runs of the same second get two folders."""
+    for _ in range(10):
+        folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        try:
+            folder.mkdir(parents=True)
+            return folder.absolute()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(f"output_dir: {folder} cannot be made ({error.strerror})") from error
+    raise StorageError(f"output_dir: no free name below {root}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file in one step, so that no reader ever sees half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def start_files(folder: Path, config_yaml: str, overrides: Sequence[str], command: Sequence[str]) -> None:
+    """What says how the run was made: resolved configuration, overrides, command, environment."""
+    write_atomically(folder / "config.yaml", config_yaml)
+    write_atomically(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+    with (folder / "command.txt").open("a") as file:
+        file.write(shlex.join(command) + "\n")
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "processes": distributed_environment(),
+    }
+    write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
+
+
+def distributed_environment() -> dict[str, str]:
+    """The variables that tell a process its place among others."""
+    names = ("WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_NTASKS")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def lock(folder: Path) -> IO[str]:
+    """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
+    file = (folder / "run.lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ResumeError(f"{folder} is in use by another process") from None
+    return file
+
+
+def in_use(folder: Path) -> bool:
+    """Whether some process holds the folder."""
+    try:
+        lock(folder).close()
+    except ResumeError:
+        return True
+    return False
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The runs below `root`, newest first."""
+    return sorted((path.parent for path in root.glob("*/run.json")), key=lambda path: path.name, reverse=True)
+
+
+def read_state(folder: Path) -> str:
+    """`state` of a run's `run.json`."""
+    try:
+        return str(json.loads((folder / "run.json").read_text())["state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error

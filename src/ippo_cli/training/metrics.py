@@ -1,0 +1,130 @@
+"""What is logged, and what each number means; `docs/metrics.md` is generated from this table."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from ippo_cli.engine import distributed
+from ippo_cli.formulas import masked_mean
+from ippo_cli.types import Rollout, Scores, Targets
+
+# `<agent>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
+METRICS: dict[str, str] = {
+    "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
+    "<agent>/score/mean": "mean score of the buffer after mixing and the processor chain, failed rows left out",
+    "<agent>/score/std": "standard deviation of the same scores",
+    "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
+    "<agent>/score/part/<part>": "mean of a further number that the reward reports",
+    "<agent>/rollout/response_length": "mean own tokens per response, the stop token included",
+    "<agent>/rollout/truncated_share": "share of responses cut at a limit instead of ending by themselves",
+    "<agent>/rollout/logprob": "mean log-probability per own token when sampled",
+    "<agent>/rollout/filter_gap": "mean log-probability under the sampling filters minus the unfiltered one",
+    "<agent>/targets/reward": "mean per-token reward, KL term included",
+    "<agent>/targets/value": "mean value of the states before own tokens",
+    "<agent>/targets/return": "mean return",
+    "<agent>/kl/reference": "mean log-ratio (k1) of the sampled tokens to the initial policy",
+    "<agent>/kl/reward_coef": "coefficient of the reward's KL term in this iteration",
+    "<agent>/policy/learning_rate": "the actor's learning rate in this iteration",
+    "<agent>/policy/loss": "mean policy loss per token, without entropy and KL terms",
+    "<agent>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
+    "<agent>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
+    "<agent>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps",
+    "<agent>/policy/ratio": "mean probability ratio in the first epoch",
+    "<agent>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch",
+    "<agent>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: numerical noise",
+    "<agent>/policy/clip_fraction": "share of tokens whose ratio lies outside the clip range",
+    "<agent>/policy/grad_norm": "mean gradient norm before clipping",
+    "<agent>/policy/steps": "optimizer steps in this iteration",
+    "<agent>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    "<agent>/policy/stopped_early": "1 where target_kl ended the iteration's policy steps",
+    "<agent>/value/learning_rate": "the critic's learning rate in this iteration",
+    "<agent>/value/loss": "mean value loss per token, before value_loss_coef",
+    "<agent>/value/grad_norm": "mean gradient norm before clipping",
+    "<agent>/value/steps": "optimizer steps in this iteration",
+    "<agent>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled",
+    "<agent>/joint/learning_rate": "critic=value_head: the one engine's learning rate",
+    "<agent>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
+    "<agent>/joint/steps": "critic=value_head: optimizer steps in this iteration",
+    "<agent>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
+    "<agent>/joint/stopped_early": "critic=value_head: 1 where target_kl ended the iteration's steps",
+    "eval/<mode>/score": "held-out score, mean over agents, before the processor chain",
+    "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
+    "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
+    "eval/<mode>/<agent>/score": "held-out score of one agent",
+    "eval/<mode>/<agent>/response_length": "mean own tokens per held-out response",
+    "eval/<mode>/<agent>/truncated_share": "share of held-out responses cut at a limit",
+    "time/iteration": "seconds of the whole iteration",
+    "time/rollout": "seconds of generation",
+    "time/score": "seconds of the reward",
+    "time/targets": "seconds of values, reference log-probabilities and advantages",
+    "time/update": "seconds of the optimizer steps",
+    "time/evaluation": "seconds of the evaluation",
+    "time/checkpoint": "seconds of the checkpoint that was written before this iteration",
+    "perf/tokens_per_second": "generated tokens per second of the rollout, all agents and ranks",
+    "perf/samples_per_second": "responses per second of the whole iteration, all agents and ranks",
+    "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
+}
+_PATTERNS = [
+    re.compile("^" + re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">")) + "$")
+    for key in METRICS
+]
+
+
+def is_documented(key: str) -> bool:
+    """Whether a metric's name is one of the table's."""
+    return any(pattern.match(key) for pattern in _PATTERNS)
+
+
+def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef: float | None) -> dict[str, float]:
+    """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept."""
+    mask, rows = rollout.response_mask, float(len(rollout.texts))
+    score = scores.score.sum(dim=1)
+    mean, variance = distributed.masked_moments(score, scores.valid)
+    per_token = {
+        "rollout/logprob": rollout.logprobs,
+        "targets/reward": targets.rewards,
+        "targets/value": targets.values,
+        "targets/return": targets.returns,
+    }
+    if rollout.behavior_logprobs is not rollout.logprobs:
+        per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
+    if kl_coef is not None:
+        per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
+    per_row = {
+        "rollout/response_length": mask.sum(dim=1).double(),
+        "rollout/truncated_share": (~rollout.finished).double(),
+        "score/failed_share": (~scores.valid).double(),
+    }
+    sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
+    sums += [numbers.sum() for numbers in per_row.values()]
+    total = distributed.all_sum(torch.stack([mask.sum().double(), mask.new_tensor(rows, dtype=torch.double), *sums]))
+    tokens, count, *found = total.tolist()
+    result = {name: value / max(tokens, 1.0) for name, value in zip(per_token, found, strict=False)}
+    result |= {name: value / count for name, value in zip(per_row, found[len(per_token) :], strict=True)}
+    result |= {"score/mean": float(mean), "score/std": float(variance) ** 0.5}
+    for name, numbers in scores.parts.items():
+        numbers = numbers.to(mask.device)
+        part, _ = distributed.masked_moments(numbers, scores.valid & torch.isfinite(numbers))
+        result[f"score/part/{name}"] = float(part)
+    if kl_coef is not None:
+        result["kl/reward_coef"] = kl_coef
+    return result
+
+
+def peak_memory_mib() -> float:
+    """Peak memory of this rank: allocated on the CUDA device, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def prefixed(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """The same numbers under `<prefix>/`."""
+    return {f"{prefix}/{name}": value for name, value in numbers.items()}

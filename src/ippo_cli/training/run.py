@@ -1,0 +1,106 @@
+"""What a run writes while it goes on: metrics, samples, and its state."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.schema import TrackerConfig
+from ippo_cli.engine import distributed
+from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.metrics import is_documented
+
+
+@dataclass
+class RunState:
+    """`run.json`: what scripts ask of a run."""
+
+    state: str = "running"  # running | done | preempted | failed
+    wall_seconds: float = 0.0
+    iterations: int = 0
+    evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
+    error: str | None = None
+
+
+class Run:
+    """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here."""
+
+    def __init__(self, folder: Path, tracker: TrackerConfig, state: RunState) -> None:
+        self.folder = folder
+        self.state = state
+        self._main = distributed.is_main()
+        self._began = time.monotonic() - state.wall_seconds
+        self._board = None
+        if self._main:
+            (folder / "samples").mkdir(exist_ok=True)
+            self.save_state()
+            if tracker.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(str(folder / "tb"))
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def metrics_size(self) -> int:
+        """Bytes of `metrics.jsonl` that are safely on disk."""
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def truncate_metrics(self, size: int) -> None:
+        """Drop rows that were written after the checkpoint that is resumed; they will be written again."""
+        if self._main and self.metrics_size() > size:
+            os.truncate(self.metrics_file, size)
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """One row of `metrics.jsonl`, and the same numbers for TensorBoard. Numbers that are not finite become null."""
+        unknown = [key for key in row if not is_documented(key)]
+        assert not unknown, f"metrics without an entry in training/metrics.py: {unknown}"
+        if not self._main:
+            return
+        finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(finite, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if self._board is not None:
+            for key, value in row.items():
+                if key != "iteration":
+                    self._board.add_scalar(key, value, int(row["iteration"]))
+            self._board.flush()
+
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Model text as data: one JSON object per line, every control character escaped."""
+        if self._main and rows:
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
+
+    def evaluated(self, iteration: int, headline: str, metrics: Mapping[str, float]) -> bool:
+        """Note an evaluation; True where it is the best one so far."""
+        entry = {"iteration": iteration, "score": metrics[headline], **metrics}
+        best = self.state.evaluation.get("best")
+        improved = best is None or entry["score"] > best["score"]
+        self.state.evaluation.setdefault("first", entry)
+        self.state.evaluation["last"] = entry
+        if improved:
+            self.state.evaluation["best"] = entry
+        self.save_state()
+        return improved
+
+    def finish(self, state: str, error: str | None = None) -> None:
+        """Say how the run ended."""
+        self.state.state, self.state.error = state, error
+        self.save_state()
+        if self._board is not None:
+            self._board.close()
+
+    def save_state(self) -> None:
+        self.state.wall_seconds = round(time.monotonic() - self._began, 3)
+        if self._main:
+            write_atomically(self.folder / "run.json", json.dumps(vars(self.state), indent=1) + "\n")

@@ -1,0 +1,193 @@
+"""Updating one agent: mini-batches over all ranks, micro-batches within one, one optimizer step each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.learner import Learner, row_tokens
+from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
+from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.config.errors import NonFiniteError
+from ippo_cli.engine import distributed
+from ippo_cli.engine.zero import StepResult
+from ippo_cli.models.critic import split_values
+from ippo_cli.models.layout import compact, token_budget_batches
+from ippo_cli.tasks.prompts import share
+from ippo_cli.types import Minibatch, Rollout, Targets, take
+
+MAX_SKIPPED_IN_A_ROW = 5
+
+UpdateStats = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Where in the run an update stands: seeds the mini-batches and sets schedules."""
+
+    seed: int
+    iteration: int  # counted from 0
+    num_iterations: int
+
+
+@dataclass
+class _Tally:
+    """Sums and maxima over micro-batches, by name; one reduction over ranks at the end of an update."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, prefix: str, loss: Loss, *, first_epoch: bool, first_step: bool) -> None:
+        for name, value in loss.sums.items():
+            if name != "ratio" or first_epoch:
+                self._plus(f"{prefix}/{name}", value)
+        for name, value in loss.maxima.items():
+            for kept, wanted in ((f"{prefix}/{name}_max_deviation", first_epoch),
+                                 (f"{prefix}/{name}_first_step_deviation", first_step)):  # fmt: skip
+                if wanted:
+                    self.maxima[kept] = torch.maximum(self.maxima.get(kept, torch.zeros_like(value)), value)
+
+    def _plus(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device)) + value
+
+    def step_sum(self, name: str) -> Tensor:
+        return self.sums.get(name, torch.zeros((), dtype=torch.float64))
+
+
+def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorithm, clock: Clock) -> UpdateStats:
+    """One iteration's training of one agent. Returns its metrics, named `<stage>/<name>`, the same on every rank."""
+    stats: UpdateStats = {}
+    for learner in agent.learners:
+        factor = learner.set_learning_rate(clock.iteration, clock.num_iterations)
+        stats[f"{learner.role}/learning_rate"] = factor * learner.optimizer.learning_rate
+        if learner.role != "policy" or clock.iteration >= algorithm.config.critic_warmup:
+            stats |= _train(agent, learner, rollout, targets, algorithm, clock)
+    stats["value/explained_variance"] = explained_variance(targets)
+    return stats
+
+
+def explained_variance(targets: Targets) -> float:
+    """`1 - Var(returns - values) / Var(returns)` over the trained tokens of all ranks; 0 where returns are constant."""
+    _, residual = distributed.masked_moments(targets.returns - targets.values, targets.loss_mask)
+    _, total = distributed.masked_moments(targets.returns, targets.loss_mask)
+    return float(1.0 - residual / total) if float(total) > 0.0 else 0.0
+
+
+def _train(
+    agent: Agent, learner: Learner, rollout: Rollout, targets: Targets, algorithm: Algorithm, clock: Clock
+) -> UpdateStats:
+    learner.engine.module.train()
+    tally, norms, steps, skipped, tokens, first_epoch_tokens = _Tally(), 0.0, 0, 0, 0, 0
+    target_kl = algorithm.config.target_kl if learner.role != "value" else None
+    for epoch in range(learner.ppo_epochs):
+        stopped = False
+        for number, batch in enumerate(_minibatches(learner, rollout, targets, clock, epoch)):
+            before = tally.step_sum("policy/approx_kl").clone()
+            result = _step(agent, learner, batch, algorithm, clock, tally, (epoch == 0, epoch == 0 and number == 0))
+            steps, skipped, tokens = steps + 1, skipped + (not result.applied), tokens + batch.num_tokens
+            first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
+            norms += result.grad_norm if result.applied else 0.0
+            _stop_if_not_finite(agent.name, learner, result)
+            if target_kl is not None:
+                kl = distributed.all_sum(tally.step_sum("policy/approx_kl") - before)
+                stopped = float(kl) / max(batch.num_tokens, 1) > target_kl
+            if stopped:
+                break
+        if stopped:
+            break
+    learner.engine.module.eval()
+    own = {"grad_norm": norms / max(steps - skipped, 1), "steps": float(steps), "skipped_steps": float(skipped)}
+    if target_kl is not None:
+        own["stopped_early"] = float(stopped)
+    stats = {f"{learner.role}/{name}": value for name, value in own.items()}
+    return stats | _reduced(tally, tokens, first_epoch_tokens)
+
+
+def _step(
+    agent: Agent,
+    learner: Learner,
+    batch: Minibatch,
+    algorithm: Algorithm,
+    clock: Clock,
+    tally: _Tally,
+    first: tuple[bool, bool],
+) -> StepResult:
+    """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
+    groups = token_budget_batches(row_tokens(batch.rollout), learner.micro_batch_tokens)
+    wanted = int(distributed.all_max(torch.tensor(len(groups), device=batch.rollout.response_ids.device)))
+    for number in range(wanted):
+        micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
+        if number >= len(groups):
+            micro = micro.ignored()
+        losses = _losses(agent, learner, micro, algorithm, clock)
+        for prefix, loss in losses.items():
+            tally.add(prefix, loss, first_epoch=first[0], first_step=first[1])
+        learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+    return learner.engine.step()
+
+
+def _losses(agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, clock: Clock) -> dict[str, Loss]:
+    sequences = compact(micro.rollout, torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device))
+    config, budget = algorithm.config, algorithm.response_budget
+    if learner.role == "value":
+        new_values, _ = split_values(learner.engine(sequences), sequences)
+        return {"value": value_objective(new_values, micro, config, budget)}
+    output = learner.engine(
+        sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True
+    )
+    losses: dict[str, Loss] = {"policy": policy_objective(output, micro, config, budget)}
+    if learner.role == "joint":
+        assert output.values is not None
+        losses["value"] = value_objective(output.values, micro, config, budget)
+        if clock.iteration < config.critic_warmup:  # the policy's term stays in the graph and moves nothing
+            policy = losses["policy"]
+            losses["policy"] = Loss(total=0.0 * policy.total, sums=policy.sums, maxima=policy.maxima)
+    return losses
+
+
+def _minibatches(learner: Learner, rollout: Rollout, targets: Targets, clock: Clock, epoch: int) -> Iterator[Minibatch]:
+    """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer."""
+    device = rollout.response_ids.device
+    local = torch.tensor(len(rollout.texts), device=device)
+    total = int(distributed.all_sum(local))
+    mine = share(total, distributed.rank(), distributed.world_size())
+    generator = torch.Generator().manual_seed((clock.seed * 1_000_003 + clock.iteration) * 101 + epoch)
+    order = torch.randperm(total, generator=generator).split(learner.mini_batch_size)
+    rows = [part[(part >= mine.start) & (part < mine.stop)] - mine.start for part in order]
+    tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
+    sequences = torch.stack([targets.loss_mask[part.to(device)].any(dim=1).sum() for part in rows])
+    counts = distributed.all_sum(torch.stack([tokens, sequences])).tolist()
+    for number, part in enumerate(rows):
+        if counts[0][number] == 0:
+            continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
+        picked = part if len(part) else torch.zeros(1, dtype=torch.long)
+        batch = Minibatch(
+            rollout=Rollout(**take(rollout, picked)), targets=Targets(**take(targets, picked)),
+            num_tokens=int(counts[0][number]), num_sequences=int(counts[1][number]),
+        )  # fmt: skip
+        yield batch if len(part) else batch.ignored()
+
+
+def _stop_if_not_finite(agent: str, learner: Learner, result: StepResult) -> None:
+    learner.skipped_in_a_row = 0 if result.applied else learner.skipped_in_a_row + 1
+    if learner.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise NonFiniteError(
+            f"{agent}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.role} had NaN or infinite "
+            f"gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
+        )
+
+
+def _reduced(tally: _Tally, tokens: int, first_epoch_tokens: int) -> UpdateStats:
+    names = sorted(tally.sums)
+    sums = distributed.all_sum(torch.stack([tally.sums[name] for name in names])).tolist() if names else []
+    stats = {
+        name: value / max(first_epoch_tokens if name.endswith("/ratio") else tokens, 1)
+        for name, value in zip(names, sums, strict=True)
+    }
+    for name, value in sorted(tally.maxima.items()):
+        stats[name] = float(distributed.all_max(value))
+    return stats

@@ -1,0 +1,138 @@
+"""The carriers: what each room of the corridor hands to the next.
+
+Legend for every shape in this project: **B** sequences, **P** prompt tokens (left-padded), **R** response tokens
+(right-padded), **V** vocabulary, **K** turns.
+
+Column ``t`` of every ``[B, R]`` tensor refers to choosing ``response_ids[:, t]``: its log-probability, the value of the
+state *before* it, the reward *for* it. Masks are boolean, named by what they keep, and come from lengths, never from
+comparing ids with the padding id.
+
+A worked example, one sequence whose prompt is ``5 6`` (left-padded to P=3) and whose response is ``7 8 <eos>``
+(right-padded to R=4), scored 1.0:
+
+    prompt_ids      . 5 6          response_ids    7    8    2    .
+    prompt_mask     0 1 1          response_mask   1    1    1    0
+                                   turn            0    0    0   -1
+                                   logprobs       -.1  -.2  -.3   0     log pi(7|5 6), log pi(8|5 6 7), ...
+                                   values          .5   .6   .7   0     V(5 6), V(5 6 7), V(5 6 7 8)
+                                   rewards          0    0    1   0     the score, on the last own token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+C = TypeVar("C", bound=Any)
+
+Example = Mapping[str, Any]
+"""One row of a task's data: the fields that templates and rewards may use."""
+
+
+def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
+    """Every field of a carrier at the given rows, as keyword arguments: a row always moves whole."""
+    rows = rows.tolist() if isinstance(rows, Tensor) else rows
+    picked: dict[str, Any] = {}
+    for field in fields(carrier):
+        value = getattr(carrier, field.name)
+        if isinstance(value, Tensor):
+            picked[field.name] = value[torch.as_tensor(rows, dtype=torch.long, device=value.device)]
+        else:
+            picked[field.name] = [value[row] for row in rows]
+    return picked
+
+
+def trimmed(carrier: C, width: int, keep: int) -> C:
+    """The carrier with its response columns (those of `width`) cut to the first `keep`."""
+    columns = {
+        field.name: value[:, :keep]
+        for field in fields(carrier)
+        if isinstance(value := getattr(carrier, field.name), Tensor)
+        and value.dim() == 2
+        and value.shape[1] == width
+        and not field.name.startswith("prompt_")
+    }
+    return replace(carrier, **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """What one agent is asked: the rows of this rank, the same examples in the same order for every agent."""
+
+    ids: Tensor  # [B, P] int64, left-padded
+    mask: Tensor  # [B, P] bool
+    examples: list[Example]  # B
+    index: Tensor  # [B] int64: global sample index, unique within a run; seeds the row's sampling stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What one agent said, and how likely it was when said."""
+
+    prompt_ids: Tensor  # [B, P] int64, left-padded
+    prompt_mask: Tensor  # [B, P] bool
+    response_ids: Tensor  # [B, R] int64, right-padded
+    response_mask: Tensor  # [B, R] bool: 1 on tokens this agent chose, EOS included; may have holes (observations)
+    turn: Tensor  # [B, R] int64: the turn of each own token, -1 elsewhere
+    logprobs: Tensor  # [B, R] float32, tempered and unfiltered: what the ratio is against
+    behavior_logprobs: (
+        Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
+    )
+    finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
+    texts: list[str]  # B
+
+    @property
+    def lengths(self) -> Tensor:
+        """Response columns in use, `[B]`: one past the last own token (0 for an empty response)."""
+        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
+        return (columns * self.response_mask).amax(dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What the reward thought of one agent's rows, after mixing team and own numbers and the processor chain."""
+
+    score: Tensor  # [B, K] float32, by turn
+    parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
+    valid: Tensor  # [B] bool: False where the reward failed; such rows are never trained on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What one agent should learn from its rollout."""
+
+    rewards: Tensor  # [B, R] float32, KL term included
+    values: Tensor  # [B, R] float32: V of the state before each token, when sampled
+    final_values: Tensor  # [B] float32: V after the last own token (what a truncated row bootstraps from)
+    ref_logprobs: Tensor  # [B, R] float32 (equal to logprobs where no reference is kept)
+    advantages: Tensor  # [B, R] float32
+    returns: Tensor  # [B, R] float32, from raw advantages
+    loss_mask: Tensor  # [B, R] bool: response_mask less the rows that must not train (invalid, or truncated and masked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """This rank's rows of one optimizer step, with the counts that losses are divided by."""
+
+    rollout: Rollout
+    targets: Targets
+    num_tokens: int  # over all ranks and micro-batches of the step, where loss_mask is set
+    num_sequences: int  # likewise: rows with a non-empty loss_mask
+
+    def rows(self, rows: Sequence[int] | Tensor) -> Self:
+        """Some of the rows, trimmed to their longest response, with the same global counts: a micro-batch."""
+        rollout = Rollout(**take(self.rollout, rows))
+        width = max(int(rollout.lengths.max()), 1)
+        return replace(
+            self,
+            rollout=trimmed(rollout, self.rollout.response_ids.shape[1], width),
+            targets=trimmed(Targets(**take(self.targets, rows)), self.rollout.response_ids.shape[1], width),
+        )
+
+    def ignored(self) -> Self:
+        """The same rows with nothing to learn: keeps ranks in step where one has fewer micro-batches."""
+        return replace(self, targets=replace(self.targets, loss_mask=torch.zeros_like(self.targets.loss_mask)))

@@ -1,0 +1,205 @@
+"""What every engine promises, whatever the stage, the dtype and the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ippo_cli.engine.zero import Engine
+from ippo_cli.engine.zero_config import zero_config
+
+STAGES = (0, 1, 2, 3)
+
+
+def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], rtol=0, atol=tolerance, msg=lambda text, name=name: name + text)
+
+
+def test_micro_batches_and_ranks_and_stages_do_not_change_an_update(results: dict[str, Any]) -> None:
+    norm, expected = results["reference"][1.0, 0.0]
+    assert {key[0] for key in results["micro_batches"]} == set(STAGES)
+    for step, by_rank, state in results["micro_batches"].values():
+        assert step.applied
+        assert step.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert_close(state, expected)
+        for weights in by_rank:
+            assert all(torch.equal(weights[name], by_rank[0][name]) for name in weights)
+
+
+def test_bf16_micro_batches_differ_by_rounding_only(results: dict[str, Any]) -> None:
+    norm, expected = results["reference"][1.0, 0.0]
+    for step, state in results["bf16_micro_batches"].values():
+        assert step.grad_norm == pytest.approx(norm, rel=1e-2)
+        assert_close({name: tensor.float() for name, tensor in state.items()}, expected, tolerance=2e-2)
+
+
+def test_clipping_is_off_at_zero_and_exact_otherwise(results: dict[str, Any]) -> None:
+    for (_stage, clip), (step, state) in results["clipping"].items():
+        norm, expected = results["reference"][20.0, clip]
+        assert norm > 1.0  # DeepSpeed's default would clip here
+        assert step.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert_close(state, expected)
+
+
+def test_a_gradient_that_is_not_finite_is_never_stepped_on(results: dict[str, Any]) -> None:
+    assert len(results["bad_gradients"]) == 14
+    for key, (everywhere, kept, same_end) in results["bad_gradients"].items():
+        for bad, last_applied in everywhere:
+            assert [step.applied for step in bad] == [False, False], key
+            assert [step.grad_norm for step in bad] == [math.inf, math.inf], key
+            assert last_applied, key
+        assert kept, f"{key}: the weights changed"
+        assert same_end, f"{key}: the optimizer's state changed, or gradients stayed"
+
+
+def test_loading_continues_bit_for_bit(results: dict[str, Any]) -> None:
+    assert len(results["continuation"]) == 12
+    for key, (loaded, same_end, first, second, end) in results["continuation"].items():
+        assert loaded, f"{key}: the weights differ right after loading"
+        assert first == second, f"{key}: the gradients differ"
+        assert same_end, f"{key}: the weights differ after two more steps"
+        assert end["calls"] == 3, f"{key}: buffers were not loaded"
+
+
+def test_loading_keeps_the_hyperparameters_of_the_new_engine(results: dict[str, Any]) -> None:
+    for stage, settings in results["changed_settings"].items():
+        assert settings == ([0.02, 0.02], [0.1, 0.0], 0.0), stage
+
+
+def test_a_failed_write_is_raised_where_it_failed_and_hangs_nobody(results: dict[str, Any], folder: Path) -> None:
+    errors, reload = results["failing_write"]
+    assert errors[-1] == "IsADirectoryError"
+    assert set(errors[:-1]) <= {""}
+    assert "cannot load" in reload
+
+
+def test_shards_run_no_code_when_loaded(results: dict[str, Any]) -> None:
+    error, ran = results["poisoned_shards"]
+    assert "mkdir" in error
+    assert not ran
+
+
+def test_shards_are_only_the_files_of_this_engine(results: dict[str, Any], folder: Path) -> None:
+    ranks = len(results["collectives"])
+    for stage in STAGES:
+        saved = sorted(path.name for path in (folder / "continuation" / f"{stage}-fp32-0").rglob("*.pt"))
+        shards = [f"zero_pp_rank_{rank}_mp_rank_00_{{}}.pt" for rank in range(ranks)]
+        models = [shard.format("model_states") for shard in shards] if stage == 3 else ["mp_rank_00_model_states.pt"]
+        assert saved == sorted(models + [shard.format("optim_states") for shard in shards if stage > 0])
+        assert len(saved) == sum(path.is_file() for path in (folder / "continuation" / f"{stage}-fp32-0").rglob("*"))
+
+
+def test_inference_serves_unequal_numbers_of_forwards_and_training_goes_on(results: dict[str, Any]) -> None:
+    for stage, seen in results["inference"].items():
+        during, after = seen["modes"]
+        assert during == {False}, stage
+        assert after == (True, False, True), f"{stage}: training flags were not put back"
+        assert not seen["grad"], stage
+        first, second, unchanged = seen["states"]
+        assert unchanged, f"{stage}: inference changed the training"
+        whole, part, nested, by_layer, scored, later = seen["outputs"]
+        kinds = {"whole": whole, "nested": nested, "layer": by_layer, "scored": scored}
+        assert_close(kinds, dict.fromkeys(kinds, logits(first)))
+        assert_close({"part": part, "later": later}, {"part": logits_of_ends(first), "later": logits(second)})
+
+
+def embedded(state: dict[str, Tensor]) -> Tensor:
+    """The embedded rows of cases.py."""
+    return state["embed.weight"][torch.randint(0, 13, (8, 6), generator=torch.Generator().manual_seed(5))]
+
+
+def logits(state: dict[str, Tensor]) -> Tensor:
+    """What TinyLM of cases.py should say, written down once more."""
+    x = embedded(state)
+    hidden = torch.nn.functional.linear(x, state["up.weight"], state["up.bias"])
+    hidden = torch.nn.functional.layer_norm(hidden, (16,), state["norm.weight"], state["norm.bias"]).tanh()
+    return (x + torch.nn.functional.linear(hidden, state["down.weight"], state["down.bias"])) @ state["head.weight"].T
+
+
+def logits_of_ends(state: dict[str, Tensor]) -> Tensor:
+    return embedded(state) @ state["head.weight"].T
+
+
+def test_an_error_inside_inference_leaves_an_engine_that_trains(results: dict[str, Any]) -> None:
+    assert results["inference_survives_errors"] == {2: True, 3: True}
+
+
+def test_bf16_learns_with_fp32_buffers(results: dict[str, Any]) -> None:
+    for stage, (first, last, dtypes) in results["bf16_learning"].items():
+        assert last < 0.4 * first, stage
+        assert dtypes.pop("calls") == torch.float32
+        assert set(dtypes.values()) == {torch.bfloat16}, stage
+
+
+def test_engines_do_not_influence_one_another(results: dict[str, Any]) -> None:
+    assert results["neighbours"] == dict.fromkeys(STAGES, True)
+
+
+def test_an_engine_leaves_the_configuration_to_the_next_one(results: dict[str, Any]) -> None:
+    assert results["untouched_config"]
+
+
+def test_adapters_over_one_frozen_base_train_and_save_apart(results: dict[str, Any]) -> None:
+    for stage, (same, names) in results["shared_base"].items():
+        assert same, stage
+        assert names == ["adapters.a.weight", "base.calls"], stage
+
+
+def test_the_whole_state_is_a_copy_on_rank_0_with_ties_kept(results: dict[str, Any]) -> None:
+    for ranks, tied, inside, kept, expected, state in results["whole_state"].values():
+        assert ranks == [rank == 0 for rank in range(len(ranks))]
+        assert tied
+        assert inside, "another state inside inference"
+        assert kept, "a later step changed it"
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_the_learning_rate_is_its_base_times_the_factor(results: dict[str, Any]) -> None:
+    for stage, (start, none, half, full) in results["learning_rate"].items():
+        assert all(torch.equal(start[name], none[name]) for name in start), stage
+        moved = [(later["up.bias"] - earlier["up.bias"]).norm() for earlier, later in ((none, half), (half, full))]
+        assert moved[1] / moved[0] == pytest.approx(2.0, rel=0.3), stage
+
+
+def test_a_second_training_in_the_same_process_works(results: dict[str, Any]) -> None:
+    alone, states = results["second_training"]
+    assert alone == (1, 1.0)
+    for state in states:
+        assert_close(state, results["reference"][1.0, 0.0][1])
+
+
+def test_nothing_is_printed_and_nothing_compiled(results: dict[str, Any], folder: Path) -> None:
+    printed = [file.read_text() for file in sorted(folder.glob("printed*"))]
+    assert printed == [""] * len(results["collectives"])
+    assert not (folder / "extensions").exists()
+
+
+def test_mistakes_are_refused_in_words(results: dict[str, Any]) -> None:
+    assert results["refusals"] == {
+        "second group": "the process group is already running; call shutdown() first",
+        "optimizer": "optimizer=adam; use one of adamw sgd",
+        "gather": "gather=none; use one of all layer",
+        "other module": "the checkpoint holds another module: 2 names differ, such as ['up.bias', 'up.weight']",
+    }
+
+
+def test_an_engine_without_a_process_group_is_refused() -> None:
+    zero = zero_config(
+        stage=0,
+        dtype="fp32",
+        offload_optimizer=False,
+        offload_params=False,
+        reduce_bucket_size=1000,
+        persistence_threshold=0,
+        max_grad_norm=1.0,
+    )
+    with pytest.raises(RuntimeError, match=r"distributed\.init"):
+        Engine(torch.nn.Linear(2, 2), [], zero=zero, device="cpu")

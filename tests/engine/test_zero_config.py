@@ -1,0 +1,79 @@
+"""The DeepSpeed dict: complete, fresh, and without DeepSpeed's surprising defaults."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ippo_cli.engine.zero_config import zero_config
+
+PLAIN: dict[str, Any] = {
+    "stage": 2,
+    "dtype": "fp32",
+    "offload_optimizer": False,
+    "offload_params": False,
+    "reduce_bucket_size": 1_000_000,
+    "persistence_threshold": 10,
+    "max_grad_norm": 0.5,
+}
+
+
+def test_arguments_arrive_where_deepspeed_reads_them() -> None:
+    config = zero_config(**{**PLAIN, "stage": 3, "dtype": "bf16", "offload_optimizer": True, "offload_params": True})
+    partitioning = config["zero_optimization"]
+    assert config["gradient_clipping"] == 0.5
+    assert config["bf16"]["enabled"]
+    assert partitioning["stage"] == 3
+    assert partitioning["reduce_bucket_size"] == partitioning["allgather_bucket_size"] == 1_000_000
+    assert partitioning["stage3_param_persistence_threshold"] == 10
+    assert partitioning["offload_optimizer"]["device"] == partitioning["offload_param"]["device"] == "cpu"
+
+
+def test_gradients_accumulate_and_are_not_clipped_behind_our_back() -> None:
+    config = zero_config(**{**PLAIN, "max_grad_norm": 0})
+    assert config["managed_gradient_accumulation"] is False
+    assert config["gradient_accumulation_steps"] == 1
+    assert config["gradient_clipping"] == 0.0
+    assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert config["communication_data_type"] == "fp32"
+
+
+def test_nothing_is_offloaded_unless_asked() -> None:
+    partitioning = zero_config(**PLAIN)["zero_optimization"]
+    assert partitioning["offload_optimizer"] is None
+    assert partitioning["offload_param"] is None
+
+
+def test_stage_0_in_bf16_runs_as_stage_1() -> None:
+    stages = [zero_config(**{**PLAIN, "stage": s, "dtype": "bf16"})["zero_optimization"]["stage"] for s in range(4)]
+    assert stages == [1, 1, 2, 3]
+    assert zero_config(**{**PLAIN, "stage": 0})["zero_optimization"]["stage"] == 0
+
+
+def test_communication_overlaps_only_where_accumulation_allows_it() -> None:
+    overlaps = [zero_config(**{**PLAIN, "stage": s})["zero_optimization"]["overlap_comm"] for s in range(4)]
+    assert overlaps == [False, False, False, True]
+
+
+def test_every_call_makes_a_fresh_dict_that_json_can_hold() -> None:
+    first, second = zero_config(**PLAIN), zero_config(**PLAIN)
+    first["zero_optimization"]["stage"] = 3
+    first["bf16"]["enabled"] = True
+    assert second["zero_optimization"]["stage"] == 2
+    assert second == zero_config(**PLAIN) == json.loads(json.dumps(second))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stage": 4}, "stage=4; ZeRO has stages 0 1 2 3"),
+        ({"dtype": "fp16"}, "dtype=fp16; use one of fp32 bf16"),
+        ({"stage": 0, "offload_optimizer": True}, "use stage 1, 2 or 3"),
+        ({"stage": 2, "offload_params": True}, "use stage 3 instead of 2"),
+    ],
+)
+def test_combinations_that_deepspeed_would_ignore_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        zero_config(**{**PLAIN, **change})
