@@ -411,7 +411,8 @@ def untouched_config(_: Path) -> Any:
         engine = Engine(module, groups, zero=zero, device="cpu")
         update(engine)
         engine.destroy()
-        assert groups == [group] and len(group["params"]) == 7
+        assert groups == [group]
+        assert len(group["params"]) == 7
     return zero == settings(stage=3)
 
 

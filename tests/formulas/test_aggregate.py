@@ -14,7 +14,7 @@ LOSS = torch.tensor([[1.0, 2.0, 9.0, 3.0], [4.0, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0,
 MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # 4 tokens, 2 rows that count
 
 
-@pytest.mark.parametrize(("mode", "expected"), zip(MODES, [10 / 4, 10 / 2, (2 + 4) / 2, 10 / 2 / 8], strict=True))
+@pytest.mark.parametrize(("mode", "expected"), list(zip(MODES, [10 / 4, 10 / 2, (2 + 4) / 2, 10 / 2 / 8], strict=True)))
 def test_the_four_modes_by_hand(mode: str, expected: float) -> None:
     assert aggregate(LOSS, MASK, mode=mode, num_tokens=4, num_sequences=2, norm=8).item() == pytest.approx(expected)
     counts = {"num_tokens": torch.tensor(4), "num_sequences": torch.tensor(2)}

@@ -240,7 +240,7 @@ def test_behavior_weights_of_far_policies_stay_finite() -> None:
 
 
 def test_a_cap_that_is_not_positive_is_an_error() -> None:
-    with pytest.raises(ValueError, match="cap=0.0; must be positive"):
+    with pytest.raises(ValueError, match=r"cap=0\.0; must be positive"):
         behavior_weights(TRAIN, TRAIN, ON, level="token", cap=0.0)
 
 

@@ -61,7 +61,7 @@ def test_what_cannot_be_drawn_from_is_an_error() -> None:
     score = torch.tensor([1.0, 2.0])
     with pytest.raises(ValueError, match="method=top; must be one of pow max_min max_random"):
         reweight(score, method="top", power=2.0, generator=None)
-    with pytest.raises(ValueError, match="power=-1.0; must be 0 or more"):
+    with pytest.raises(ValueError, match=r"power=-1\.0; must be 0 or more"):
         reweight(score, method="pow", power=-1.0, generator=None)
     for method in ("pow", "max_min", "max_random"):
         with pytest.raises(ValueError, match="NaN or an infinity"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +17,34 @@ from ippo_cli.models.critic import split_values
 from ippo_cli.types import Rollout
 
 
+class Speaker(Protocol):
+    """Who can be asked for responses: an agent in training, or one that only speaks."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+
+    def speaking(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
+        """The policy in eval mode, its weights usable for decoding."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Loaded:
+    """A speaker that is not trained: a checkpoint's or a Hugging Face model's weights."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    policy: Policy
+
+    @contextmanager
+    def speaking(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
+        with torch.no_grad():
+            yield self.policy
+
+
 @dataclass(kw_only=True)
 class Agent:
-    """Owns everything that is trained for one name; no other agent holds any of it (a frozen reference may be shared)."""
+    """Owns everything that is trained for one name; no other agent holds any of it but a frozen reference."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -29,6 +57,9 @@ class Agent:
     @property
     def learners(self) -> list[Learner]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    def speaking(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
+        return self.actor.engine.inference(gather=gather)  # type: ignore[return-value]
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

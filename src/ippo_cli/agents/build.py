@@ -6,8 +6,10 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import Agent
@@ -131,7 +133,7 @@ def _actor_learner(
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
     return Learner(
         role="policy" if policy.value_head is None else "joint",
-        engine=Engine(policy, groups, zero=zero_settings(config.deepspeed, actor.dtype, actor), device=device),
+        engine=_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
         optimizer=actor,
         mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=config.algorithm.ppo_epochs,
@@ -147,12 +149,7 @@ def _critic_learner(
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     return Learner(
         role="value",
-        engine=Engine(
-            model,
-            param_groups(model, critic),
-            zero=zero_settings(config.deepspeed, critic.dtype, critic),
-            device=device,
-        ),
+        engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
         optimizer=critic,
         mini_batch_size=critic.mini_batch_size or config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
@@ -176,13 +173,22 @@ def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None
     return value_model(backbone, critic.value_head_hidden_dim)
 
 
-def zero_settings(deepspeed: DeepspeedConfig, dtype: Dtype, optimizer: OptimizerConfig) -> dict[str, object]:
-    """DeepSpeed's configuration of one engine."""
-    return zero_config(
+def _engine(
+    module: nn.Module,
+    groups: list[dict[str, Any]],
+    deepspeed: DeepspeedConfig,
+    dtype: Dtype,
+    optimizer: OptimizerConfig,
+    device: torch.device,
+) -> Engine:
+    size = sum(parameter.numel() for parameter in module.parameters())
+    settings = zero_config(
         stage=deepspeed.stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
-        offload_params=deepspeed.offload_params, reduce_bucket_size=deepspeed.reduce_bucket_size,
+        offload_params=deepspeed.offload_params,
+        reduce_bucket_size=min(deepspeed.reduce_bucket_size, size),  # buckets are allocated whole
         persistence_threshold=deepspeed.persistence_threshold, max_grad_norm=optimizer.max_grad_norm,
     )  # fmt: skip
+    return Engine(module, groups, zero=settings, device=device)
 
 
 def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], device: torch.device) -> Policy:

@@ -4,3 +4,13 @@ from pathlib import Path
 
 HELP_FLAGS = ("-h", "--help")
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
+EVAL_HELP = """\
+ippo-eval: score a run's checkpoint on the task's held-out data, sampled and greedy.
+
+  ippo-eval run=outputs/default/RUN                    the newest checkpoint
+  ippo-eval run=outputs/default/RUN checkpoint=best    the best one; or an iteration's number
+  ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
+
+Any other key=value changes the run's configuration for this evaluation. The scores are printed and written to
+evaluations/ in the run's folder.
+"""

@@ -235,4 +235,3 @@ def same_everywhere(value: str, what: str) -> None:
     if odd:
         listing = "; ".join(f"rank {index}: {values[index]}" for index in [0, *odd])
         raise RuntimeError(f"{what} differs between ranks {[0, *odd]}; all ranks must agree ({listing})")
-

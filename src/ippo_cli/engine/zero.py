@@ -1,6 +1,6 @@
-"""One learner on one DeepSpeed engine, ZeRO 0 to 3: forward, backward, step, gather, save. Nothing else imports deepspeed.
+"""One learner on one DeepSpeed engine, ZeRO 0 to 3: forward, backward, step, gather, save.
 
-DeepSpeed itself is imported when the first engine is built: it decides on CPU or GPU while being imported.
+Nothing else imports deepspeed. It is imported when the first engine is built, since it settles on CPU or GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -260,10 +260,9 @@ def _deepspeed(device: torch.device) -> Any:
     if get_accelerator().device_name() != device.type:
         raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {get_accelerator().device_name()} already")
     # Nothing is known to be compatible, so nothing is compiled: the shared-memory reduction wants g++ and ninja.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    deepspeed.ops.__compatible_ops__ = {}
     if torch.distributed.group.WORLD is not _known_world:
         _known_world = torch.distributed.group.WORLD
-        groups._release_process_group_references()
         groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.timeout())
     return deepspeed
 

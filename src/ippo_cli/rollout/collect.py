@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-from ippo_cli.rollout.decode import decode
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.agent import Speaker
 from ippo_cli.config.schema import Gather, RolloutConfig
 from ippo_cli.engine import distributed
+from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import PromptBatch, Rollout
 
@@ -27,7 +27,7 @@ def sampling_of(config: RolloutConfig) -> Sampling:
 
 
 def collect(
-    agents: Mapping[str, Agent],
+    agents: Mapping[str, Speaker],
     batch: Mapping[str, PromptBatch],
     config: RolloutConfig,
     *,
@@ -45,11 +45,11 @@ def collect(
 
 
 def _agent_rollout(
-    agent: Agent, prompts: PromptBatch, config: RolloutConfig, sampling: Sampling, seed: int, stream: str,
+    agent: Speaker, prompts: PromptBatch, config: RolloutConfig, sampling: Sampling, seed: int, stream: str,
     poll: Poll | None,
 ) -> Rollout:  # fmt: skip
     layered = config.gather is Gather.layer
-    with agent.actor.engine.inference(gather=config.gather.value) as policy:
+    with agent.speaking(config.gather.value) as policy:
         device = next(policy.parameters()).device
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)

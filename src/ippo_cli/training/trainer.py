@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
@@ -273,6 +274,8 @@ def prepare_process(config: Config) -> torch.device:
     else:
         torch.set_num_threads(config.launch.threads or max((os.cpu_count() or 1) // ranks.world_size, 1))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
+    disable_progress_bar()  # one bar per saved shard would drown the run's own display
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)

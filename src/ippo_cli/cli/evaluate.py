@@ -1,0 +1,51 @@
+"""`ippo-eval`: score a run's checkpoint on held-out data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ippo_cli.cli.help import EVAL_HELP, HELP_FLAGS
+
+
+def main() -> NoReturn:
+    """Entry point; the exit codes are those of `ippo-train`."""
+    argv = sys.argv[1:]
+    if not argv or any(argument in HELP_FLAGS for argument in argv):
+        print(EVAL_HELP, end="")
+        sys.exit(0)
+    from ippo_cli.cli.exits import guarded
+
+    sys.exit(guarded(lambda: _evaluate(argv), argv))
+
+
+def _evaluate(argv: list[str]) -> None:
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.errors import ConfigError, ResumeError
+    from ippo_cli.config.load import compose_node, resolve, typed
+
+    own = {"run": "", "checkpoint": "latest"}
+    overrides: list[str] = []
+    for text in argv:
+        key, found, value = text.partition("=")
+        if key in own and found:
+            own[key] = value
+        else:
+            overrides.append(text)
+    if not own["run"]:
+        raise ConfigError("run=", "is missing", "give a run's folder: ippo-eval run=outputs/NAME/DATE-ID")
+    folder = Path(own["run"]).absolute()
+    if not (folder / "overrides.json").is_file():
+        raise ResumeError(f"run={own['run']}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+    saved = json.loads((folder / "overrides.json").read_text())
+    config = typed(resolve(compose_node([*saved, *overrides])))
+    check(config, 1)
+    from ippo_cli.training.evaluate_run import evaluate_run
+
+    evaluate_run(config, folder, own["checkpoint"])
+
+
+if __name__ == "__main__":
+    main()

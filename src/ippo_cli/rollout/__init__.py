@@ -1,0 +1,1 @@
+"""Asking agents: batched decoding, sampling, collecting what every agent says."""

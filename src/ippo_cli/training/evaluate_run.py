@@ -1,0 +1,83 @@
+"""Evaluating a finished or running run's checkpoint: the same code as during training, on the saved weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ippo_cli.agents.agent import Loaded
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.schema import Config, JsonlConfig
+from ippo_cli.engine import distributed
+from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rollout.collect import collect
+from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.checkpoint import all_checkpoints, damaged, newest_intact, pointed
+from ippo_cli.training.console import Console
+from ippo_cli.training.evaluate import evaluate
+from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.trainer import prepare_process
+
+
+def evaluate_run(config: Config, folder: Path, checkpoint: str) -> None:
+    """Score a checkpoint (`latest`, `best`, or an iteration's number) of a run on the task's held-out data.
+
+    Prints the scores and writes them to `evaluations/` in the run's folder.
+    """
+    found = find_checkpoint(folder, checkpoint)
+    device = prepare_process(config)
+    try:
+        speakers = {}
+        for name, agent in config.task.agents.items():
+            weights = str(found / name / "actor")
+            policy = Policy(load_causal_lm(weights, None, agent.actor.dtype)).to(device).eval()
+            speakers[name] = Loaded(name=name, tokenizer=load_tokenizer(weights, None), policy=policy)
+        task = load_task(config.task, config.seed)
+        prompts = PromptStream(
+            task.train, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
+            seed=config.seed, prompts_per_iteration=1, num_generations=1,
+            max_prompt_tokens=config.rollout.max_prompt_tokens,
+            chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+        )  # fmt: skip
+        with Console(config.tracker.console, list(speakers)) as console:
+            result = evaluate(
+                lambda batch, greedy: collect(
+                    speakers, batch, config.rollout, seed=config.evaluation.seed, purpose="evaluation", greedy=greedy,
+                    poll=lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                ),
+                prompts, task, build_reward(config.reward, config.task.agents), config,
+            )  # fmt: skip
+            console.samples(result.samples[: config.tracker.samples])
+            target = folder / "evaluations" / f"{found.name}-seed{config.evaluation.seed}.json"
+            target.parent.mkdir(exist_ok=True)
+            write_atomically(target, json.dumps({"checkpoint": found.name, **result.metrics}, indent=1) + "\n")
+            console.say(f"{found.name}: held-out score {result.metrics[config.task.headline]:.3f} "
+                        f"({config.task.headline}, {len(task.held_out)} rows)")  # fmt: skip
+            for key, value in result.metrics.items():
+                console.say(f"  {key:<40} {value:.4f}")
+            console.say(f"written to {target}")
+    finally:
+        distributed.shutdown()
+
+
+def find_checkpoint(folder: Path, checkpoint: str) -> Path:
+    """The named checkpoint, checked against its manifest. Raises `ConfigError` or `ResumeError`."""
+    root = folder / "checkpoints"
+    if checkpoint == "latest":
+        found = newest_intact(root)
+    elif checkpoint == "best":
+        found = pointed(root, "best")
+    elif checkpoint.isdigit():
+        found = next((path for path in all_checkpoints(root) if int(path.name.split("_")[1]) == int(checkpoint)), None)
+    else:
+        raise ConfigError(f"checkpoint={checkpoint}", "is not known", "use latest, best or an iteration's number")
+    if found is None:
+        there = " ".join(str(int(path.name.split("_")[1])) for path in all_checkpoints(root)) or "none"
+        raise ResumeError(f"run={folder}: there is no intact checkpoint={checkpoint}; those there: {there}")
+    if (damage := damaged(found)) is not None:
+        raise ResumeError(f"{found} is damaged ({damage}); use another checkpoint")
+    return found
+
+
