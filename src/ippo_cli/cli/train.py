@@ -13,6 +13,8 @@ from ippo_cli.cli.help import HELP_FLAGS, TRAIN_HELP
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ippo_cli.config.schema import Config
+
 
 def main() -> NoReturn:
     """Entry point; the exit codes are in `config/errors.py`."""
@@ -95,15 +97,24 @@ def train(node: DictConfig, folder: Path | None) -> None:
     elif folder is None:
         folder = reserve_folder(Path(config.output_dir) / config.name)
     start_files(folder, to_yaml(plain), overrides, sys.argv)
-    agents = " and ".join(config.task.agents)
-    print(f"ippo-train: {agents} on {config.task.kind.value}, {config.algorithm.objective.value} objective, "
-          f"critic={config.critic.kind.value}, {config.launch.processes} process(es) -> {_short(folder)}", flush=True)  # fmt: skip
+    print(_first_line(config, folder), flush=True)
     if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
         run_ranks(folder, config.launch.processes, resumed=resumed)
         return
     from ippo_cli.training.trainer import run_training
 
     run_training(config, folder, resumed=resumed)
+
+
+def _first_line(config: Config, folder: Path) -> str:
+    agents, processes = " and ".join(config.task.agents), config.launch.processes
+    parts = [
+        f"{agents} on task={config.task.kind.value}",
+        f"objective={config.algorithm.objective.value}",
+        f"critic={config.critic.kind.value}",
+        f"{processes} process{'es' if processes > 1 else ''}",
+    ]
+    return f"ippo-train: {', '.join(parts)} -> {_short(folder)}"
 
 
 def _asked_for_job_config(argv: Sequence[str]) -> str | None:

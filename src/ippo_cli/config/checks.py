@@ -187,8 +187,8 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             raise ConfigError(f"actor.model={actor.model}", "cannot be set for actor=tiny, which is made locally",
                               "use actor=full")  # fmt: skip
         if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
-            raise ConfigError(f"actor.num_heads={actor.num_heads}", f"must divide actor.hidden_size={actor.hidden_size} "
-                              "into even parts", "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
+            raise ConfigError(f"actor.num_heads={actor.num_heads}",
+                              f"must divide actor.hidden_size={actor.hidden_size} into even parts", "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
         if agent.answer is None:
             raise ConfigError(f"{where}.answer=null", "leaves actor=tiny nothing to learn its alphabet from",
                               "give the reference answer as a template such as '{answer}'")  # fmt: skip
@@ -201,7 +201,8 @@ def _check_rollout(config: Config, world_size: int) -> None:
     rollout = config.rollout
     size = rollout.buffer_size
     if size % rollout.num_generations:
-        raise ConfigError(f"rollout.num_generations={rollout.num_generations}", f"does not divide rollout.buffer_size={size}",
+        raise ConfigError(f"rollout.num_generations={rollout.num_generations}",
+                          f"does not divide rollout.buffer_size={size}",
                           "use one of " + _divisors(size))  # fmt: skip
     if size < world_size:
         raise ConfigError(f"rollout.buffer_size={size}", f"leaves some of the {world_size} processes without a sample",
@@ -230,7 +231,8 @@ def _check_algorithm(config: Config) -> None:
     if algorithm.objective is Objective.on_policy:
         if steps > 1 and not algorithm.allow_off_policy_steps:
             raise ConfigError(
-                f"algorithm.mini_batch_size={algorithm.mini_batch_size or 'null'} algorithm.ppo_epochs={algorithm.ppo_epochs}",
+                f"algorithm.mini_batch_size={algorithm.mini_batch_size or 'null'} "
+                f"algorithm.ppo_epochs={algorithm.ppo_epochs}",
                 f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
                 "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
             )
@@ -271,7 +273,7 @@ def _check_reward(config: Config) -> None:
     if isinstance(reward, ExactMatchConfig):
         for name, agent in config.task.agents.items():
             if agent.answer is None:
-                raise ConfigError(f"task.agents.{name}.answer=null", "leaves reward=exact_match nothing to compare with",
+                raise ConfigError(f"task.agents.{name}.answer=null", "leaves exact_match nothing to compare with",
                                   "give the reference answer as a template such as '{answer}'")  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """One dataclass per configuration group: types and meanings here, values in `conf/`.
 
-Fields have no defaults: every value is written in YAML. The comment behind a field is its documentation; `docs/config.md`
-is generated from these comments and the YAML values.
+Fields have no defaults: every value is written in YAML. The comment behind a field is its documentation;
+`docs/config.md` is generated from these comments and the YAML values.
 """
 
 from __future__ import annotations

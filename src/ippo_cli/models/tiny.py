@@ -1,4 +1,4 @@
-"""The embedded model: a small transformer with a character tokenizer, warmed up on reference answers, cached on disk."""
+"""The embedded model: a small transformer and a character tokenizer, warmed up on reference answers, cached."""
 
 from __future__ import annotations
 

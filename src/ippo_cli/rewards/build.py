@@ -17,7 +17,7 @@ def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> Rew
         answers: dict[str, str] = {}
         for name, agent in agents.items():
             if agent.answer is None:
-                raise ConfigError(f"task.agents.{name}.answer=null", "leaves reward=exact_match nothing to compare with",
+                raise ConfigError(f"task.agents.{name}.answer=null", "leaves exact_match nothing to compare with",
                                   "give the reference answer as a template such as '{answer}'")  # fmt: skip
             answers[name] = agent.answer
         return ExactMatch(answers, config.match)

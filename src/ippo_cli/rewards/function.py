@@ -60,7 +60,8 @@ def _load_file(path: Path, setting: str) -> ModuleType:
         raise ConfigError(setting, f"points to {path.resolve()}, which is no file", "give a path from this folder")
     name = f"ippo_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that what the file defines can be found by its own name
     try:

@@ -79,5 +79,3 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Path:
     if (damage := damaged(found)) is not None:
         raise ResumeError(f"{found} is damaged ({damage}); use another checkpoint")
     return found
-
-
