@@ -29,7 +29,7 @@ from ippo_cli.config.schema import (
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
-from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
+from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_missing
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
 from ippo_cli.models.tiny import make_tiny_actor
 from ippo_cli.tasks.prompts import fill
@@ -166,7 +166,10 @@ def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None
                 raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
             return model
         source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
-        backbone = AutoModel.from_pretrained(source, revision=of, dtype=DTYPES[critic.dtype], use_safetensors=True)
+        backbone, found = AutoModel.from_pretrained(
+            source, revision=of, dtype=DTYPES[critic.dtype], use_safetensors=True, output_loading_info=True
+        )
+        refuse_missing(found)
     except Exception as error:
         given = f"critic.warm_start={critic.warm_start}" if critic.warm_start else f"critic.model={critic.model}"
         raise PreflightError(f"{given}: no critic could be loaded ({str(error).strip().splitlines()[0]})") from error
@@ -185,7 +188,8 @@ def _engine(
     settings = zero_config(
         stage=deepspeed.stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
-        reduce_bucket_size=min(deepspeed.reduce_bucket_size, size),  # buckets are allocated whole
+        # Buckets are allocated whole, so none is larger than its model; DeepSpeed wants an even size.
+        reduce_bucket_size=min(deepspeed.reduce_bucket_size, size) // 2 * 2 + 2,
         persistence_threshold=deepspeed.persistence_threshold, max_grad_norm=optimizer.max_grad_norm,
     )  # fmt: skip
     return Engine(module, groups, zero=settings, device=device)

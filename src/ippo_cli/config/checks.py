@@ -188,7 +188,8 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                               "use actor=full")  # fmt: skip
         if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
             raise ConfigError(f"actor.num_heads={actor.num_heads}",
-                              f"must divide actor.hidden_size={actor.hidden_size} into even parts", "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
+                              f"must divide actor.hidden_size={actor.hidden_size} into even parts",
+                              "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
         if agent.answer is None:
             raise ConfigError(f"{where}.answer=null", "leaves actor=tiny nothing to learn its alphabet from",
                               "give the reference answer as a template such as '{answer}'")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,14 +103,22 @@ def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrained
                      "activation_dropout", "layerdrop", "layer_dropout"):  # fmt: skip
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, 0.0)  # the first epoch's ratio must be 1
-        lm = AutoModelForCausalLM.from_pretrained(
-            model, config=config, revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+        lm, found = AutoModelForCausalLM.from_pretrained(
+            model, config=config, revision=revision, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
         )
+        refuse_missing(found)
     except Exception as error:
         raise _cannot_load("causal language model", model, error) from error
     lm.eval()
     check_head(lm)
     return lm
+
+
+def refuse_missing(loading_info: dict[str, Any]) -> None:
+    """Raise `ValueError` where weights would be random because the files do not have them."""
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        raise ValueError(f"its files lack {len(missing)} weights, such as {missing[0]}")
 
 
 @torch.no_grad()

@@ -108,14 +108,18 @@ def _supervised_batch(
     return ids, keep
 
 
+def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
+    """The transformer's shape."""
+    return LlamaConfig(
+        vocab_size=vocabulary, hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
+        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads, max_position_embeddings=CONTEXT,
+        bos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
 def _random_model(config: TinyActorConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    shape = tiny_config(config, len(tokenizer))
+    shape.pad_token_id, shape.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
-                num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
-                max_position_embeddings=CONTEXT, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-                eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=False,
-            )
-        )  # fmt: skip
+        return LlamaForCausalLM(shape)

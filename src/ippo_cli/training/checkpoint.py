@@ -51,6 +51,7 @@ class State:
     algorithm: Algorithm
     progress: Progress
     run: RunState
+    rng: dict[str, Any]  # this rank's global random streams as they were when `progress` was reached
 
 
 class Checkpoints:
@@ -114,7 +115,8 @@ class Checkpoints:
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
-        restore_rng(json.loads((found / f"rng_rank_{distributed.rank()}.json").read_text()))
+        state.rng = json.loads((found / f"rng_rank_{distributed.rank()}.json").read_text())
+        restore_rng(state.rng)
         self._saved = state.progress.iteration
         return found
 
@@ -137,7 +139,7 @@ class Checkpoints:
                     learner.engine.save(temporary / name / f"engine_{learner.role}")
                 save_for_loading(agent, temporary / name)
             rng = temporary / f"rng_rank_{distributed.rank()}.json"
-            rng.write_text(json.dumps(rng_state()))
+            rng.write_text(json.dumps(state.rng))
             if distributed.is_main():
                 (temporary / "state.json").write_text(json.dumps(_stored(state), indent=1))
         except OSError as error:

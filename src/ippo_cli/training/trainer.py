@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
@@ -27,7 +27,7 @@ from ippo_cli.rewards.score import score
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task, load_task
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import lock, reserve_folder
@@ -71,15 +71,27 @@ class Trainer:
         try:
             if "first" not in self.run.state.evaluation:
                 self._evaluate_first()
+                self._reached()
             if self.state.progress.row is not None:
                 self._finish_iteration()
             while self.state.progress.iteration < self.plan.num_iterations:
                 self._walk(self.state.progress.iteration)
+                self._reached()
                 self._finish_iteration()
         except Leaving:
             if not self.checkpoints.save(self.state):
                 raise StorageError("asked to leave, and the checkpoint could not be saved") from None
             raise Preempted(f"asked to leave; saved after iteration {self.state.progress.iteration}") from None
+
+    def _reached(self) -> None:
+        """A point to resume from: what is begun after it and abandoned is done again, with the same random numbers."""
+        self.state.rng = rng_state()
+
+    def free(self) -> None:
+        """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
+        for agent in self.state.agents.values():
+            for learner in agent.learners:
+                learner.engine.destroy()
 
     def _walk(self, iteration: int) -> None:
         """One pass of the corridor, up to the row of metrics that it leaves."""
@@ -122,6 +134,7 @@ class Trainer:
         self.console.iteration(row, self.plan.num_iterations)
         improved = found is not None and self._note_evaluation(iteration, found)
         self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
+        self._reached()
         if improved or self.checkpoints.due(iteration, self.plan.num_iterations):
             self.checkpoints.save(self.state, best=improved)
         if not last and self.departure.agreed():
@@ -205,8 +218,10 @@ def _train(
     config: Config, folder: Path, console: Console, departure: Departure, device: torch.device, *, resumed: bool
 ) -> None:
     run = Run(folder, config.tracker, RunState())
+    trainer: Trainer | None = None
     try:
-        build_trainer(config, folder, run, console, departure, device, resumed=resumed).train()
+        trainer = build_trainer(config, folder, run, console, departure, device, resumed=resumed)
+        trainer.train()
     except Preempted as leaving:
         run.finish("preempted")
         if departure.interrupted:
@@ -215,6 +230,9 @@ def _train(
     except BaseException as error:
         run.finish("failed", f"{type(error).__name__}: {error}")
         raise
+    finally:
+        if trainer is not None:
+            trainer.free()
     run.finish("done")
     console.summary(folder, run.state.evaluation, run.state.wall_seconds)
 
@@ -249,7 +267,7 @@ def build_trainer(
         chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
     )  # fmt: skip
     algorithm = Algorithm(config=config.algorithm, response_budget=config.rollout.max_new_tokens)
-    state = State(agents=agents, algorithm=algorithm, progress=Progress(), run=run.state)
+    state = State(agents=agents, algorithm=algorithm, progress=Progress(), run=run.state, rng=rng_state())
     checkpoints = Checkpoints(folder, config.checkpoint)
     if resumed:
         found = checkpoints.load(state)
@@ -276,6 +294,7 @@ def prepare_process(config: Config) -> torch.device:
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
     disable_progress_bar()  # one bar per saved shard would drown the run's own display
+    set_verbosity_error()  # what matters about loaded weights is checked where they are loaded
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)

@@ -1,0 +1,62 @@
+"""Compositions made once per choice of groups, and single values changed in them as a user's override would."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ippo_cli.config.load import PER_AGENT, compose_node, resolve, typed
+from ippo_cli.config.schema import Config
+
+# What an option needs besides its name; an option without an entry needs nothing.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "task=jsonl": ("task.train=train.jsonl", "task.eval=eval.jsonl", "task.agents.solo.answer='{answer}'"),
+    "actor=full": ("actor.model=some/model",),
+    "reward=function": ("reward.function=reward.py:score",),
+}
+
+
+@cache
+def composed(choices: tuple[str, ...]) -> dict[str, Any]:
+    needed = [text for choice in choices for text in NEEDS.get(choice, ())]
+    return resolve(compose_node([*choices, *needed]))
+
+
+def set_leaf(plain: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; one of `actor` or `critic` reaches every agent, as it does when resolved."""
+    group, _, leaf = key.partition(".")
+    targets = [f"task.agents.{name}.{group}.{leaf}" for name in plain["task"]["agents"]] if group in PER_AGENT else []
+    for target in (key, *targets):
+        *path, last = target.split(".")
+        node = plain
+        for part in path:
+            node = node[part]
+        assert last in node, f"{target} is no key of this composition"
+        node[last] = value
+
+
+@pytest.fixture(scope="session")
+def plain() -> Callable[..., dict[str, Any]]:
+    """Resolved plain values of a choice of groups, with single values changed."""
+
+    def make(choices: Sequence[str] = (), **changes: Any) -> dict[str, Any]:
+        values = copy.deepcopy(composed(tuple(choices)))
+        for key, value in changes.items():
+            set_leaf(values, key, value)
+        return values
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def config(plain: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    """The same, typed."""
+
+    def make(choices: Sequence[str] = (), **changes: Any) -> Config:
+        return typed(plain(choices, **changes))
+
+    return make

@@ -1,0 +1,314 @@
+"""Composition, per-agent values, types and the round trip through a run's config.yaml."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import ippo_cli
+from ippo_cli.config import schema
+from ippo_cli.config.checks import RANGES, check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import (
+    KINDS,
+    PLAIN,
+    compose_node,
+    config_dir,
+    from_yaml,
+    leaves,
+    load_config,
+    resolve,
+    shown,
+    to_yaml,
+    typed,
+)
+
+SOURCE = Path(ippo_cli.__file__).parent
+GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS or field.name in PLAIN]
+FILES = sorted(config_dir().glob("*/*.yaml"))
+CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
+EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
+CLASSES = [cls for _, cls in vars(schema).items() if is_dataclass(cls)]
+
+Make = Callable[..., Any]
+
+
+def leaf_types(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and types of a class's leaves; agents are left out."""
+    for name, kind in get_type_hints(cls).items():
+        if is_dataclass(kind):
+            yield from leaf_types(kind, f"{prefix}{name}.")
+        elif name != "agents":
+            yield prefix + name, kind
+
+
+def schema_of(file: Path) -> type[Any]:
+    """The schema that a YAML file names first, so that unknown keys fail."""
+    first = str(OmegaConf.load(file).defaults[0])
+    assert first.startswith("/schema/")
+    return schema.SCHEMAS[first.removeprefix("/schema/").removesuffix("@_here_")]
+
+
+def every_leaf() -> Iterator[tuple[str, str, Any]]:
+    """Choice of group, dotted name and type of every leaf that a composition can have."""
+    yield from (("", name, kind) for name, kind in leaf_types(schema.RunConfig))
+    for choice in CHOICES:
+        group, _, option = choice.partition("=")
+        cls = schema_of(config_dir() / group / f"{option}.yaml")
+        yield from ((choice, f"{group}.{name}", kind) for name, kind in leaf_types(cls))
+
+
+LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, kind in every_leaf()}.values()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str, config: Make) -> None:
+    made = config([choice])
+    check(made, world_size=1)
+    group, _, option = choice.partition("=")
+    assert getattr(getattr(made, group), "kind", option) is not None
+
+
+@pytest.mark.parametrize("choice", EXPERIMENTS)
+def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
+    check(load_config([choice]), world_size=1)
+
+
+def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:
+    found = {choice.split("=")[0] for choice in CHOICES}
+    there = {field.name for field in fields(schema.Config)} - {field.name for field in fields(schema.RunConfig)}
+    assert found == there == {*KINDS, *PLAIN}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
+    file = config_dir() / (choice.replace("=", "/") + ".yaml")
+    loaded = OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(loaded, dict)
+    given = {name for name, _ in leaves(loaded) if not name.startswith(("agents.", "defaults"))}
+    assert given <= {name for name, _ in leaf_types(schema_of(file))}
+
+
+def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:
+    known = {name.partition(".")[2] for _, name, _ in LEAVES}
+    for file in config_dir().glob("base/*.yaml"):
+        assert {name for name, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))} <= known, file
+
+
+def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml() -> None:
+    import dataclasses
+
+    for cls in CLASSES:
+        for field in fields(cls):
+            assert field.default is dataclasses.MISSING, (cls, field.name)
+            free = field.default_factory is dataclasses.MISSING
+            assert free or (cls is schema.AgentConfig and field.name in ("actor", "critic"))
+
+
+@pytest.mark.parametrize("overrides", [["seeed=1"], ["algorithm.gama=1"], ["task.agents.low.tempalte=x"],
+                                       ["task.agents.bob.actor.learning_rate=1"], ["task.agents.low.actor.lr=1"],
+                                       ["critic=value_head", "critic.ppo_epochs=2"]])  # fmt: skip
+def test_an_unknown_key_is_refused(overrides: list[str]) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)):
+        compose_node(overrides)
+
+
+def wrong_for(kind: Any) -> Any:
+    """A value that this type cannot hold."""
+    kinds = set(get_args(kind) or (kind,)) - {type(None)}
+    if any(isinstance(part, type) and issubclass(part, enum.Enum) for part in kinds):
+        return "no member of any enumeration"
+    if str in kinds:
+        return ["a", "list"]
+    return {"a": "mapping"} if kind not in (int, float, bool) else "no number"
+
+
+@pytest.mark.parametrize(("choice", "name", "kind"), LEAVES, ids=lambda value: str(value) if "." in str(value) else "")
+def test_a_value_of_the_wrong_type_is_refused_with_its_full_name(
+    choice: str, name: str, kind: Any, plain: Make
+) -> None:
+    values = plain([choice] if choice else [], **{name: wrong_for(kind)})
+    with pytest.raises(ConfigError) as raised:
+        typed(values)
+    setting, rule, remedy = split(raised.value)
+    assert setting.split("=")[0].split("[")[0] in (name, *agents_names(values, name))
+    assert rule
+    assert remedy
+
+
+def agents_names(values: dict[str, Any], name: str) -> list[str]:
+    return [f"task.agents.{agent}.{name}" for agent in values["task"]["agents"]]
+
+
+def split(error: ConfigError) -> tuple[str, str, str]:
+    """`key=value`, the rule, and what would work."""
+    said, _, remedy = str(error).partition("; ")
+    setting, _, rule = said.partition(" ")
+    return setting, rule, remedy
+
+
+def test_an_integer_is_never_cut_from_a_fraction(plain: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^rollout\.top_k=1\.5 .*; "):
+        typed(plain(**{"rollout.top_k": 1.5}))
+
+
+def test_a_missing_value_and_an_unknown_one_in_a_saved_configuration_are_told_apart(plain: Make) -> None:
+    values = plain()
+    del values["algorithm"]["gamma"]
+    with pytest.raises(ConfigError, match=r"^algorithm\.gamma .*; "):
+        typed(values)
+    values = plain()
+    values["algorithm"]["gama"] = 1.0
+    with pytest.raises(ConfigError, match=r"^algorithm\.gama.*; "):
+        typed(values)
+
+
+@pytest.mark.parametrize("gone", ["team", "task", "seed"])
+def test_a_saved_configuration_without_a_whole_group_is_refused(gone: str, plain: Make) -> None:
+    values = plain()
+    del values[gone]
+    with pytest.raises(ConfigError, match=rf"^{gone}\b.*; "):
+        typed(values)
+
+
+def test_one_agents_value_changes_that_agent_alone() -> None:
+    made = load_config(["task.agents.high.actor.learning_rate=1e-5", "task.agents.low.critic.ppo_epochs=3"])
+    low, high = made.task.agents["low"], made.task.agents["high"]
+    assert (low.actor.learning_rate, high.actor.learning_rate) == (3e-4, 1e-5)
+    assert made.actor.learning_rate == 3e-4
+    assert (low.critic.ppo_epochs, high.critic.ppo_epochs) == (3, None)
+
+
+def test_a_groups_value_changes_every_agent_that_has_none_of_its_own() -> None:
+    made = load_config(["actor.learning_rate=1e-3", "task.agents.low.actor.learning_rate=1e-5"])
+    assert [agent.actor.learning_rate for agent in made.task.agents.values()] == [1e-5, 1e-3]
+    assert made.task.agents["high"].actor == made.actor
+    assert made.task.agents["high"].critic == made.critic
+
+
+def test_one_agents_value_may_be_null() -> None:
+    made = load_config(["critic.mini_batch_size=64", "task.agents.low.critic.mini_batch_size=null"])
+    assert [agent.critic.mini_batch_size for agent in made.task.agents.values()] == [None, 64]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["critic=value_head", "task.agents.low.critic.max_grad_norm=1"], "task.agents.low.critic.max_grad_norm=1.0"),
+        (["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
+         "task.agents.high.actor.hidden_size=64"),
+        (["task.agents.low.actor.kind=full"], "task.agents.low.actor.kind=full"),
+    ],
+)  # fmt: skip
+def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(overrides)
+    assert split(raised.value)[0] == setting
+    assert split(raised.value)[2]
+
+
+def test_an_agent_cannot_be_removed_or_added_by_an_override() -> None:
+    for override in ("task.agents.low=null", "+task.agents.bob.template=x"):
+        with pytest.raises((ConfigError, HydraException)):
+            load_config([override])
+
+
+@pytest.mark.parametrize("choices", [(), ("task=jsonl", "actor=full", "critic=value_head", "reward=function")])
+def test_what_a_run_writes_down_is_what_it_reads_again(choices: tuple[str, ...], plain: Make, tmp_path: Path) -> None:
+    changes = {"name": "été_1", "rollout.stop_strings": ["\n\n", "${x}", "\\${y}", "null", "1", "a: b", ""]}
+    values = plain(choices, **changes)
+    values["task"]["agents"] = {
+        name: agent | {"template": "${oc.env:HOME} {prompt}\n"} for name, agent in values["task"]["agents"].items()
+    }
+    (tmp_path / "config.yaml").write_text(to_yaml(values))
+    made = from_yaml(tmp_path / "config.yaml")
+    assert made == typed(values)
+    assert made.name == "été_1"
+    assert made.rollout.stop_strings == changes["rollout.stop_strings"]
+    assert {agent.template for agent in made.task.agents.values()} == {"${oc.env:HOME} {prompt}\n"}
+
+
+def test_a_saved_configuration_is_data_and_reads_no_environment(
+    plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "told")
+    (tmp_path / "config.yaml").write_text(to_yaml(plain()).replace("name: default", "name: ${oc.env:SECRET}"))
+    assert from_yaml(tmp_path / "config.yaml").name == "${oc.env:SECRET}"
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "just words", "a: [1", "seed: 1", "task: 3\nactor: 4"])
+def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        from_yaml(tmp_path / "config.yaml")
+
+
+def test_what_is_shown_has_no_leaf_that_no_agent_overrides() -> None:
+    text = shown(compose_node(["task.agents.low.actor.learning_rate=1e-5"]), resolve=True)
+    assert "???" not in text
+    assert OmegaConf.create(text).task.agents.low.actor == {"learning_rate": 1e-5}
+    assert "critic" not in OmegaConf.create(text).task.agents.low
+
+
+def test_an_escaped_interpolation_stays_text_through_composition() -> None:
+    assert load_config([r"rollout.stop_strings=['\${x}']"]).rollout.stop_strings == ["${x}"]
+
+
+def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
+    values = resolve(compose_node([]))
+    for group in GROUPS:
+        cls = PLAIN.get(group) or KINDS[group][values[group]["kind"]]
+        assert {name for name, _ in leaf_types(cls)} == {
+            name for name, _ in leaves(values[group]) if not name.startswith("agents")
+        }
+
+
+def test_every_leaf_has_a_comment_that_says_what_it_means() -> None:
+    lines = (SOURCE / "config" / "schema.py").read_text().splitlines()
+    for node in ast.parse("\n".join(lines)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                nested = ast.unparse(field.annotation) in {cls.__name__ for cls in CLASSES}
+                assert nested or "  # " in lines[field.end_lineno - 1], f"{node.name}.{field.target.id}"  # type: ignore[operator]
+
+
+def test_every_range_is_one_of_a_leaf_that_exists() -> None:
+    assert set(RANGES) <= {name.rsplit(".", 1)[-1] for _, name, _ in LEAVES}
+
+
+# Leaves that say whether a rule holds: the checks are what reads them.
+READ_BY_CHECKS = {"allow_both", "allow_off_policy_steps", "resume"}
+
+
+def test_every_leaf_is_read_somewhere() -> None:
+    read: set[str] = set()
+    in_checks: set[str] = set()
+    for file in SOURCE.rglob("*.py"):
+        if file.name == "schema.py":
+            continue
+        found = attributes(ast.parse(file.read_text()))
+        (in_checks if file.name == "checks.py" else read).update(found)
+    names = {name.rsplit(".", 1)[-1] for _, name, _ in LEAVES} | {field.name for field in fields(schema.AgentConfig)}
+    assert names - read - READ_BY_CHECKS == set(), "these keys have no effect"
+    assert READ_BY_CHECKS <= in_checks
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """Names that are read as attributes; what is called is a method, not a leaf."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in called
+    }

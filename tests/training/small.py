@@ -1,0 +1,69 @@
+"""The smallest real run: two agents, 32-wide models, a handful of iterations. Tests import this file by its path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
+from ippo_cli.config.schema import Config
+from ippo_cli.training.checkpoint import newest_intact
+from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.training.trainer import run_training
+
+SMALL = (
+    "actor.hidden_size=32", "actor.num_layers=1", "actor.num_heads=2", "actor.warm_start_steps=3",
+    "actor.warm_start_batch_size=16", "task.train_size=48", "task.eval_size=8", "rollout.buffer_size=16",
+    "rollout.decode_batch_size=8", "num_iterations=4", "evaluation.every=2", "checkpoint.every=2",
+    "tracker.tensorboard=false", "tracker.console=plain", "tracker.samples_every=0", "launch.threads=1",
+)  # fmt: skip
+
+
+def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
+    """A checked configuration and its YAML."""
+    plain = resolve(compose_node([*SMALL, f"output_dir={root}", *overrides]))
+    config = typed(plain)
+    check(config, 1)
+    return config, to_yaml(plain)
+
+
+def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
+    """A reserved run folder with its files."""
+    config, yaml = small_config(root, *overrides)
+    folder = reserve_folder(root / config.name)
+    start_files(folder, yaml, [*SMALL, f"output_dir={root}", *overrides], ["ippo-train"])
+    return config, folder
+
+
+def train(root: Path, *overrides: str) -> Path:
+    """A whole run in this process; its folder."""
+    config, folder = new_run(root, *overrides)
+    run_training(config, folder, resumed=False)
+    return folder
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl` without what depends on the machine."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.startswith(("time/", "perf/"))}
+        for line in lines
+    ]
+
+
+def final_weights(folder: Path, agents: Sequence[str] = ("low", "high")) -> dict[str, Tensor]:
+    """Weights of the newest checkpoint's `actor/` and `critic/` folders, by `agent/role/name`."""
+    found = newest_intact(folder / "checkpoints")
+    assert found is not None
+    return {
+        f"{agent}/{role}/{name}": value
+        for agent in agents
+        for role in ("actor", "critic")
+        for name, value in load_file(found / agent / role / "model.safetensors").items()
+    }

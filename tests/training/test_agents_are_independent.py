@@ -1,0 +1,48 @@
+"""Every actor and critic moves, and nobody's update depends on another agent's reward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import final_weights, train
+
+REWARD = """
+def reward(examples, responses):
+    low = [text.count("a") / 3 for text in responses["low"]]
+    high = [HIGH for text in responses["high"]]
+    return {"agent": {"low": low, "high": high}}
+"""
+OWN = ["reward=function", "reward.team_weight=0", "reward.agent_weight=1", "evaluation.every=0", "num_iterations=2"]
+
+
+def run_with(root, name, high):
+    file = root / f"{name}.py"
+    file.write_text(REWARD.replace("HIGH", high))
+    return train(root, *OWN, f"reward.function={file}:reward")
+
+
+@pytest.mark.slow
+def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid(tmp_path):
+    first = final_weights(run_with(tmp_path, "one", "float('j' in text)"))
+    second = final_weights(run_with(tmp_path, "two", "-len(text) / 5"))
+    own = [name for name in first if name.startswith("low/")]
+    others = [name for name in first if name.startswith("high/")]
+    assert own
+    assert all(torch.equal(first[name], second[name]) for name in own)
+    assert any(not torch.equal(first[name], second[name]) for name in others if "/actor/" in name)
+    assert any(not torch.equal(first[name], second[name]) for name in others if "/critic/" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_every_actor_and_every_critic_moves(tmp_path, critic):
+    folder = train(tmp_path, f"critic={critic}", "num_iterations=2", "evaluation.every=0")
+    weights = final_weights(folder)
+    for agent in ("low", "high"):
+        initial = load_file(folder / "initial" / agent / "model.safetensors")
+        for name, before in initial.items():
+            assert not torch.equal(weights[f"{agent}/actor/{name}"], before), f"{agent}'s {name} did not move"
+        head = [value for name, value in weights.items() if name.startswith(f"{agent}/critic/") and "out.weight" in name]
+        assert head
+        assert all(value.abs().sum() > 0 for value in head), "the value head is still zero"

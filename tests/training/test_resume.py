@@ -1,0 +1,71 @@
+"""A run that is stopped anywhere and resumed is the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small import final_weights, new_run, rows, train
+
+from ippo_cli.config.errors import Preempted
+from ippo_cli.training.trainer import run_training
+
+REWARD = '''
+import os, random, signal
+calls = 0
+
+def reward(examples, responses):
+    """Depends on the global random stream, which must be restored, and asks the run to leave at a chosen call."""
+    global calls
+    calls += 1
+    if str(calls) == os.environ.get("STOP_AT_CALL"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    noise = random.random()
+    return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
+'''
+ITERATIONS = 4
+CALLS = 3 * 2 + ITERATIONS  # evaluations before, in the middle and at the end, sampled and greedy; one per iteration
+
+
+def overrides(root: Path) -> list[str]:
+    (root / "reward.py").write_text(REWARD)
+    return ["reward=function", f"reward.function={root / 'reward.py'}:reward", "algorithm=ppo",
+            "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1", "algorithm.kl.reward.target=0.05",
+            "actor.lr_schedule=cosine", "actor.warmup_iterations=1"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    whole = train(tmp_path, *overrides(tmp_path))
+    expected_rows, expected_weights = rows(whole), final_weights(whole)
+    assert [row["iteration"] for row in expected_rows] == list(range(ITERATIONS + 1))
+    for call in range(1, CALLS + 1):
+        config, folder = new_run(tmp_path, *overrides(tmp_path))
+        monkeypatch.setenv("STOP_AT_CALL", str(call))
+        try:
+            run_training(config, folder, resumed=False)
+            assert call == CALLS, "only the last call comes too late to stop anything"
+        except Preempted:
+            assert json.loads((folder / "run.json").read_text())["state"] == "preempted"
+            monkeypatch.delenv("STOP_AT_CALL")
+            run_training(config, folder, resumed=True)
+        assert rows(folder) == expected_rows, f"stopped at call {call}"
+        weights = final_weights(folder)
+        assert weights.keys() == expected_weights.keys()
+        for name, value in expected_weights.items():
+            assert torch.equal(weights[name], value), f"{name} differs after a stop at call {call}"
+        assert json.loads((folder / "run.json").read_text())["state"] == "done"
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_when_more_iterations_are_asked_for(tmp_path):
+    short = train(tmp_path, "num_iterations=2")
+    config, _ = new_run(tmp_path, "num_iterations=4")
+    run_training(config, short, resumed=True)
+    long = train(tmp_path, "num_iterations=4")
+    assert rows(short) == rows(long)
+    first, second = final_weights(short), final_weights(long)
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,122 @@
+"""Micro-batches are a memory knob; the first ratio is one; skipped steps are seen."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from small import new_run
+
+from ippo_cli.config.schema import Console as Style
+from ippo_cli.engine import distributed
+from ippo_cli.training.console import Console
+from ippo_cli.training.run import Run, RunState
+from ippo_cli.training.signals import Departure
+from ippo_cli.training.trainer import build_trainer, prepare_process
+
+RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.every=0"]
+
+
+@contextmanager
+def a_trainer(root, *overrides):
+    config, folder = new_run(root, *overrides)
+    device = prepare_process(config)
+    run = Run(folder, config.tracker, RunState())
+    console = Console(Style.plain, list(config.task.agents))
+    trainer = build_trainer(config, folder, run, console, Departure(), device, resumed=False)
+    try:
+        yield trainer
+    finally:
+        trainer.free()
+        distributed.shutdown()
+
+
+def one_iteration(root, *overrides):
+    with a_trainer(root, *RAGGED, *overrides) as trainer:
+        trainer._walk(0)
+        row = trainer.state.progress.row
+        weights = {
+            f"{name}/{learner.role}/{key}": value.clone()
+            for name, agent in trainer.state.agents.items()
+            for learner in agent.learners
+            for key, value in learner.engine.module.state_dict().items()
+        }
+    return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}, weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_micro_batches_change_neither_losses_nor_gradients(tmp_path, mode, critic):
+    keys = [f"algorithm.loss_aggregation={mode}", f"critic={critic}", "algorithm.entropy_coef=0.01"]
+    whole, _ = one_iteration(tmp_path, *keys)
+    split, _ = one_iteration(tmp_path, *keys, "deepspeed.micro_batch_tokens=24", "deepspeed.logit_chunk_tokens=5")
+    assert whole.keys() == split.keys()
+    norms = [key for key in whole if key.endswith("grad_norm")]
+    assert norms
+    assert all(whole[key] > 1e-4 for key in norms)
+    for key, value in whole.items():
+        assert split[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_the_ratio_is_one_before_the_first_step(tmp_path):
+    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.temperature=0.7",
+                           "rollout.top_p=0.9", "actor.learning_rate=0.01")  # fmt: skip
+    for agent in ("low", "high"):
+        assert row[f"{agent}/policy/ratio_first_step_deviation"] < 1e-4
+        assert row[f"{agent}/policy/ratio_max_deviation"] > 1e-3  # later steps of the epoch did move the policy
+        assert row[f"{agent}/rollout/filter_gap"] > 0.0
+
+
+@pytest.mark.slow
+def test_the_critic_alone_moves_during_its_warmup(tmp_path):
+    with a_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
+        agent = trainer.state.agents["low"]
+        before = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
+        trainer._walk(0)
+        after = agent.actor.engine.module.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert trainer.state.progress.row["low/value/steps"] == 1
+        assert "low/policy/steps" not in trainer.state.progress.row
+        trainer._walk(1)
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
+def test_target_kl_ends_the_epochs_early(tmp_path):
+    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=4", "algorithm.ppo_epochs=4",
+                           "actor.learning_rate=0.05", "algorithm.target_kl=0.0001")  # fmt: skip
+    assert row["low/policy/stopped_early"] == 1
+    assert 2 <= row["low/policy/steps"] < 16
+    assert row["low/value/steps"] == 16
+
+
+@pytest.mark.slow
+def test_the_critic_may_have_mini_batches_and_epochs_of_its_own(tmp_path):
+    row, _ = one_iteration(tmp_path, "critic.mini_batch_size=4", "critic.ppo_epochs=3")
+    assert row["low/policy/steps"] == 1
+    assert row["low/value/steps"] == 12
+
+
+@pytest.mark.slow
+def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end(tmp_path):
+    from ippo_cli.config.errors import NonFiniteError
+
+    with a_trainer(tmp_path, *RAGGED) as trainer:
+        agent = trainer.state.agents["low"]
+        head = agent.critic.engine.module.value_head.out.weight
+        with torch.no_grad():
+            head.fill_(float("nan"))
+        policy = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
+        trainer._walk(0)
+        row = trainer.state.progress.row
+        assert row["low/value/skipped_steps"] == 1
+        assert row["low/policy/skipped_steps"] == 1
+        assert row["high/value/skipped_steps"] == 0
+        after = agent.actor.engine.module.state_dict()
+        assert all(torch.equal(policy[name], after[name]) for name in policy)
+        with pytest.raises(NonFiniteError, match="low: 5 optimizer steps in a row"):
+            for iteration in range(1, 6):
+                trainer._walk(iteration)
