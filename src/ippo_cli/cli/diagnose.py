@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -37,6 +38,12 @@ def groups() -> dict[str, list[str]]:
         if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
             found.setdefault(group, []).append(file.stem)
     return found
+
+
+def offered(completions: str) -> str:
+    """Hydra's answer to a shell's question, without the groups that are no user's choice."""
+    internal = "|".join(HIDDEN_GROUPS)
+    return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
 
 
 def _is_choice(text: str) -> bool:

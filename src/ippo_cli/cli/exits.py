@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError
 
 MAX_LINES = 12
+WIDTH = 110
 
 
 def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
@@ -42,8 +43,10 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
 
 
 def block(message: str) -> str:
-    """A message of at most `MAX_LINES` lines of a terminal's width."""
-    lines = [part for line in message.splitlines() for part in textwrap.wrap(line, 110) or [""]]
+    """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
+    shown = message[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
+    spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in shown]
+    lines = [part for line in spelled for part in textwrap.wrap(line, WIDTH) or [""]]
     return "\n".join(lines[:MAX_LINES])
 
 

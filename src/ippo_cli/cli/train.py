@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,9 +33,14 @@ def _with_hydra(argv: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     import hydra
 
+    from ippo_cli.cli.diagnose import offered
     from ippo_cli.cli.resume import continued
+    from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.load import config_dir, register_schemas
 
+    for text in argv:
+        if text.startswith("="):  # not even Hydra's own checks expect this
+            raise ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
     register_schemas()
     shown = _asked_for_job_config(argv)
     if shown is not None:
@@ -51,6 +58,12 @@ def _with_hydra(argv: list[str]) -> None:
         except Exception as error:  # raised below: Hydra would print it in its own words, and end a sweep
             failures.append(error)
 
+    if any(flag in argv for flag in ("-sc", "--shell-completion")):
+        said = io.StringIO()
+        with redirect_stdout(said):
+            job()
+        print(offered(said.getvalue()), end="")
+        return
     job()
     if failures:
         raise failures[0]

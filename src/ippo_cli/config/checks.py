@@ -119,28 +119,30 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_ranges(config: Config) -> None:
-    for key, value in _leaves(config):
+    # Agents last: what a group gives to all of them is told by the group's name.
+    for key, value in sorted(_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")):
         for ending, choices in CHOICES.items():
             if key.endswith(ending) and value not in choices:
                 raise ConfigError(f"{key}={value}", "is not known", "use one of " + " ".join(choices))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
         bounds = RANGES.get(key.rsplit(".", 1)[-1])
         if bounds is None or value is None or isinstance(value, str):
             continue
         low, high, open_low, open_high = bounds
-        fits = (value > low or (not open_low and value == low)) and (value < high or (not open_high and value == high))
-        if not fits:
-            interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-            raise ConfigError(
-                f"{key}={value}", f"is out of range; it must lie in {interval}", _nearest(low, high, value)
-            )
-
-
-def _nearest(low: float, high: float, value: float) -> str:
-    bound = low if not value > low else high
-    return f"use a number above {bound:g}" if bound == low else f"use a number of at most {bound:g}"
+        if value < low or (open_low and value == low):
+            remedy = f"use a number above {low:.12g}" if open_low else f"use a number of at least {low:.12g}"
+        elif value > high or (open_high and value == high):
+            remedy = f"use a number below {high:.12g}" if open_high else f"use a number of at most {high:.12g}"
+        else:
+            continue
+        interval = f"{'(' if open_low else '['}{low:.12g}, {high:.12g}{')' if open_high else ']'}"
+        raise ConfigError(f"{key}={value}", f"is out of range; it must lie in {interval}", remedy)
 
 
 def _check_run(config: Config) -> None:
+    if config.resume != "never":  # what is typed is acted upon, and taken out, before anything is composed
+        raise ConfigError(f"resume={config.resume}", "has an effect on the command line only", "type it there")
     if (config.num_iterations is None) == (config.num_epochs is None):
         raise ConfigError(
             f"num_iterations={config.num_iterations} num_epochs={config.num_epochs}",
@@ -186,10 +188,16 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.model is not None:
             raise ConfigError(f"actor.model={actor.model}", "cannot be set for actor=tiny, which is made locally",
                               "use actor=full")  # fmt: skip
+        if actor.hidden_size % 2:
+            raise ConfigError(f"actor.hidden_size={actor.hidden_size}", "is odd, and positions are written in pairs",
+                              f"use {actor.hidden_size + 1}")  # fmt: skip
         if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
             raise ConfigError(f"actor.num_heads={actor.num_heads}",
                               f"must divide actor.hidden_size={actor.hidden_size} into even parts",
                               "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
+        if isinstance(config.task, JsonlConfig) and config.task.chat_template:
+            raise ConfigError("task.chat_template=true", "needs a tokenizer with a chat template, and actor=tiny's has "
+                              "none", "use actor=full, or task.chat_template=false")  # fmt: skip
         if agent.answer is None:
             raise ConfigError(f"{where}.answer=null", "leaves actor=tiny nothing to learn its alphabet from",
                               "give the reference answer as a template such as '{answer}'")  # fmt: skip

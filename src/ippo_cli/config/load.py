@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
@@ -88,12 +91,13 @@ def resolve(node: DictConfig) -> dict[str, Any]:
 
 def typed(plain: dict[str, Any]) -> schema.Config:
     """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
-    groups = {name: _typed_group(name, plain[name]) for name in (*KINDS, *PLAIN)}
-    for name, agent in plain["task"]["agents"].items():
-        own = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        own |= {group: _typed_group(group, agent[group]) for group in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(**own)
-    run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups})
+    groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
+    for name, agent in _part(plain["task"], "agents", "task.").items():
+        where = f"task.agents.{name}."
+        own = {group: _typed_group(group, _part(agent, group, where), where) for group in PER_AGENT}
+        agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
+        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.AgentWords, agent, where)), **own)
+    run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
 
 
@@ -104,8 +108,10 @@ def to_yaml(plain: dict[str, Any]) -> str:
 
 def from_yaml(path: Path) -> schema.Config:
     """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated."""
-    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    assert isinstance(plain, dict)
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     return typed(plain)  # type: ignore[arg-type]
 
 
@@ -136,9 +142,10 @@ def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[s
     if "kind" in given and given["kind"] != node[group].kind:
         raise ConfigError(f"task.agents.{agent}.{group}.kind={given['kind'].value}", "cannot differ between agents",
                           f"choose one {group}= for all")  # fmt: skip
-    for leaf in given:
+    for leaf, value in given.items():
         if leaf not in node[group]:
-            raise ConfigError(f"task.agents.{agent}.{group}.{leaf}", f"is no key of {group}={node[group].kind.value}",
+            raise ConfigError(f"task.agents.{agent}.{group}.{leaf}={value}",
+                              f"is no key of {group}={node[group].kind.value}",
                               "it has: " + " ".join(node[group]))  # fmt: skip
     return _container(OmegaConf.merge(node[group], given))
 
@@ -152,16 +159,42 @@ def _container(node: Any) -> dict[str, Any]:
     return plain  # type: ignore[return-value]
 
 
-def _typed_group(group: str, value: dict[str, Any]) -> Any:
+def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
+    """A group of a configuration that was written down."""
+    part = plain.get(name) if isinstance(plain, dict) else None
+    if not isinstance(part, dict):
+        raise ConfigError(f"{where}{name}", "is no group of values here", "use the config.yaml that a run wrote")
+    return part
+
+
+def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
+    where = f"{where}{group}."
     if group in PLAIN:
-        return _object(PLAIN[group], value)
-    if value["kind"] not in KINDS[group]:
-        raise ConfigError(f"{group}.kind={value['kind']}", "is not known", "use one of " + " ".join(KINDS[group]))
-    return _object(KINDS[group][value["kind"]], value | ({"agents": {}} if group == "task" else {}))
+        return _object(PLAIN[group], value, where)
+    kind = str(value.get("kind"))
+    if kind not in KINDS[group]:
+        raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))
+    return _object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
 
 
-def _object(cls: type[T], value: dict[str, Any]) -> T:
+def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.unset(cls)), value))  # type: ignore
+        return OmegaConf.to_object(OmegaConf.merge(_structured(cls), _literal(value)))  # type: ignore
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key), "does not fit its schema", str(error).splitlines()[0]) from error
+        given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
+        setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")
+        raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
+
+
+@cache
+def _structured(cls: type[Any]) -> DictConfig:
+    return OmegaConf.structured(schema.unset(cls))
+
+
+def _literal(value: Any) -> Any:
+    """The same values for OmegaConf to take as they are: a string of the user's may hold `${`."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

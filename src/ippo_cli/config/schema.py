@@ -174,12 +174,18 @@ class SeparateCriticConfig(CriticConfig, OptimizerConfig):
 
 
 @dataclass
-class AgentConfig:
-    """One named agent of a task: how it is asked, and what is its own among the groups' values."""
+class AgentWords:
+    """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
     system: str | None  # system message; used with the tokenizer's chat template only
     answer: str | None  # the reference answer as a template; exact_match and the warm start use it
+
+
+@dataclass
+class AgentConfig(AgentWords):
+    """One named agent of a task: how it is asked, and what is its own among the groups' values."""
+
     actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
     critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,42 +26,7 @@ COHORTS_ON_CPU = 6
 COHORTS_ELSEWHERE = 1
 """There a forward costs launches, and joining cohorts costs little memory traffic."""
 
-_probed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _running: ContextVar[Continuous] = ContextVar("running")
-
-
-def continuous(model: nn.Module) -> Continuous | None:
-    """Continuous forwards of the model, or `None` if its state is not plain attention through the library's interface.
-
-    Layers must be full or sliding-window attention with positions given from outside; a probe of three tokens then
-    shows whether the model really computes the same this way.
-    """
-    lm = next(part for part in model.modules() if isinstance(part, PreTrainedModel))
-    kinds, options = get_layer_types_and_kwargs(lm.config.get_text_config(decoder=True))
-    if (
-        not lm._supports_attention_backend
-        or lm.config._attn_implementation not in _OURS
-        or "position_ids" not in inspect.signature(lm.forward).parameters
-        or not set(kinds) <= {"full_attention", "sliding_attention"}
-    ):
-        return None
-    windows = {layer: option.get("sliding_window") for layer, option in enumerate(options)}
-    if lm not in _probed:
-        _probed[lm] = _agrees(model, Continuous(model, windows))
-    return Continuous(model, windows) if _probed[lm] else None
-
-
-def _agrees(model: nn.Module, candidate: Continuous) -> bool:
-    """Whether prompts of unlike lengths, read together and stepped once, give the logits of reading each at once."""
-    ids = torch.tensor([[0, 1, 2]], device=candidate.device)
-    expected = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1] for part in (ids, ids[:, 1:])])
-    with candidate.session():
-        candidate.fill(ids[:, :2].expand(2, 2), np.array([2, 1]))
-        if not candidate.reaches_every_layer:
-            return False
-        found = candidate.step(ids[0, 2:].expand(2))
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 0.05
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 class Continuous:
@@ -74,15 +38,30 @@ class Continuous:
 
     joins = True
 
-    def __init__(self, model: nn.Module, windows: dict[int, int | None]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._windows = windows  # of each attention layer; None is full attention
-        self.device = next(model.parameters()).device
-        self._max_cohorts = COHORTS_ON_CPU if self.device.type == "cpu" else COHORTS_ELSEWHERE
+        self._device = next(model.parameters()).device
+        self._max_cohorts = COHORTS_ON_CPU if self._device.type == "cpu" else COHORTS_ELSEWHERE
+        _, options = get_layer_types_and_kwargs(language_model(model).config.get_text_config(decoder=True))
+        # The sliding window of each attention layer; None is full attention.
+        self._windows = {layer: option.get("sliding_window") for layer, option in enumerate(options)}
         self._cohorts: list[Cohort] = []
-        self._positions = torch.empty(0, dtype=torch.long, device=self.device)
+        self._positions = torch.empty(0, dtype=torch.long, device=self._device)
         self._filling: Cohort | None = None
         self._stepping = False
+
+    @classmethod
+    def serves(cls, model: nn.Module) -> bool:
+        """Whether all state is full or sliding-window attention, through the library's interface, with positions given
+        from outside."""
+        lm = language_model(model)
+        return (
+            lm._supports_attention_backend
+            and lm.config._attn_implementation in _OURS
+            and "position_ids" in inspect.signature(lm.forward).parameters
+            and set(get_layer_types_and_kwargs(lm.config.get_text_config(decoder=True))[0])
+            <= {"full_attention", "sliding_attention"}
+        )
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -99,11 +78,6 @@ class Continuous:
                 config._attn_implementation = names[key]
             _running.reset(token)
 
-    @property
-    def reaches_every_layer(self) -> bool:
-        """Whether the prompts read last passed through this attention in each layer."""
-        return self._cohorts[-1].keys.keys() == self._windows.keys()
-
     def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         width = ids.shape[1]
@@ -116,6 +90,7 @@ class Continuous:
             logits = self._forward(ids, positions.clamp(min=0), mask, logits_to_keep=1)
         finally:
             self._filling = None
+        assert cohort.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
         cohort.settle()
         self._cohorts.append(cohort)
         self._positions = torch.cat([self._positions, width - starts])
@@ -139,7 +114,7 @@ class Continuous:
 
     def idle(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
-        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
         self._forward(one, one, None)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
@@ -152,12 +127,12 @@ class Continuous:
             row += size
         self._cohorts = [cohort for cohort in self._cohorts if len(cohort)]
         order = np.concatenate(orders)
-        self._positions = self._positions[torch.from_numpy(order).to(self.device)]
+        self._positions = self._positions[torch.from_numpy(order).to(self._device)]
         return order
 
     def attend(
-        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-        **options: Any,
+        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        mask: Tensor | None, **options: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention of one layer: of every cohort to its own columns, or plain while prompts are read."""
         layer = module.layer_idx
@@ -184,11 +159,16 @@ class Continuous:
         self._cohorts[place : place + 2] = [joined(*self._cohorts[place : place + 2])]
 
 
+def language_model(model: nn.Module) -> PreTrainedModel:
+    """The library's model in what may be wrapped."""
+    return next(part for part in model.modules() if isinstance(part, PreTrainedModel))
+
+
 def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        return _running.get().attend(plain(module), module, query, key, value, mask, **options)
+        return _running.get().attend(plain(module), module, query, key, value, attention_mask, **options)
 
     return attention
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ippo_cli.rollout.continuous import continuous
+from ippo_cli.rollout.forwards import Forwards, forwards_for
 from ippo_cli.rollout.ledger import Ledger
 from ippo_cli.rollout.sampling import Sampling
-from ippo_cli.rollout.waves import Waves
 
 REFILL_SHARE = 0.25
 """Waiting prompts are read when this share of the batch is free: a read costs about a step, a free place little."""
@@ -37,18 +34,6 @@ class Decoded:
     behavior_logprobs: Tensor  # [B, R] float32, under what was sampled from; the same tensor when no filter is on
     finished: Tensor  # [B] bool: ended by a stop token or stop string; False means a limit was reached
     texts: list[str]  # B: exactly what the tokens say, a stop string included, special tokens left out
-
-
-class Forwards(Protocol):
-    """What the loop asks of a model: live rows have an order, new rows come last."""
-
-    joins: bool  # whether rows may come while others are live
-
-    def session(self) -> AbstractContextManager[None]: ...
-    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor: ...
-    def step(self, tokens: Tensor) -> Tensor: ...
-    def keep(self, alive: np.ndarray) -> np.ndarray: ...
-    def idle(self) -> None: ...
 
 
 @torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained after
@@ -85,7 +70,7 @@ def decode(
     ledger = Ledger(
         (prompt_ids, prompt_mask), limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer
     )  # fmt: skip
-    forwards: Forwards = continuous(model) or Waves(model)
+    forwards = forwards_for(model)
     waiting = Waiting(prompt_ids, lengths, np.flatnonzero(limits > 0))
     with forwards.session():
         _run(forwards, ledger, waiting, batch_size, poll, any_rank or bool)
@@ -102,7 +87,7 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     special.update(tokenizer.all_special_ids)
     found = {tokenizer.eos_token_id} - {None}
     for config in (model.config.get_text_config(decoder=True), model.generation_config):
-        named = None if config is None else config.eos_token_id
+        named = getattr(config, "eos_token_id", None)
         found.update(special.intersection([named] if isinstance(named, int) else named or []))
     return tuple(sorted(found))
 

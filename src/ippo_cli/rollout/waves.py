@@ -1,4 +1,4 @@
-"""Forwards for models of any architecture: rows start together, finished ones are dropped, nobody joins."""
+"""Forwards for models whose state is not plain attention: in waves through their own cache, or without one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transformers import Cache
 class Waves:
     """Forwards of one model for one group of rows after another, through the cache that the model itself makes.
 
-    For what `Continuous` cannot serve: recurrent layers, ALiBi, attention of a model's own. A model whose state is
-    no `transformers` cache reads the whole sequence again at every step: slow, and right.
+    For recurrent layers, ALiBi, attention of a model's own. Rows start together, and places of finished ones stay
+    empty until all have finished.
     """
 
     joins = False
@@ -26,8 +26,13 @@ class Waves:
         self._model = model
         self._accepts = inspect.signature(model.forward).parameters
         self._device = next(model.parameters()).device
-        self._ids = self._mask = torch.empty(0, 0, dtype=torch.long, device=self._device)
+        self._mask = torch.empty(0, 0, dtype=torch.long, device=self._device)
         self._state: dict[str, Cache] = {}
+
+    @classmethod
+    def serves(cls, model: nn.Module) -> bool:
+        """Any model may try."""
+        return True
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -36,16 +41,15 @@ class Waves:
 
     def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]`, forgetting all other rows; logits `[k, V]` after each."""
-        self._state, self._ids = {}, ids
+        self._state = {}
         starts = torch.from_numpy(ids.shape[1] - lengths).to(ids.device)
         self._mask = (torch.arange(ids.shape[1], device=ids.device) >= starts[:, None]).long()
         return self._forward(ids)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
-        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return self._forward(tokens[:, None] if self._state else self._ids)
+        return self._forward(tokens[:, None])
 
     def idle(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
@@ -55,7 +59,7 @@ class Waves:
         """Drops the rows that are not alive; returns, for each row now, which row it was."""
         order = np.flatnonzero(alive)
         places = torch.from_numpy(order).to(self._device)
-        self._ids, self._mask = self._ids[places], self._mask[places]
+        self._mask = self._mask[places]
         for cache in self._state.values():
             cache.reorder_cache(places)
         return order
@@ -67,6 +71,59 @@ class Waves:
         if "position_ids" in self._accepts:
             options["position_ids"] = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -width:]
         output = self._model(input_ids=ids, use_cache=True, **options, **self._state)
-        states = {name: output.get(name) for name in ("past_key_values", "cache_params")}
-        self._state = {name: state for name, state in states.items() if isinstance(state, Cache)}
+        self._state = {name: output[name] for name in ("past_key_values", "cache_params") if name in output}
         return output.logits[:, -1]
+
+
+class Recompute:
+    """Forwards that read every sequence from its start at every step: slow, and right for any causal model."""
+
+    joins = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._ids = torch.empty(0, 0, dtype=torch.long, device=self._device)  # right-padded: needs no mask
+        self._lengths = np.zeros(0, dtype=np.int64)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Nothing to prepare."""
+        yield
+
+    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+        old, width = len(self._lengths), ids.shape[1]
+        columns = np.minimum(np.arange(width) + (width - lengths)[:, None], width - 1)
+        self._lengths = np.concatenate([self._lengths, lengths])
+        self._widen()
+        self._ids = torch.cat([self._ids, self._ids.new_zeros(len(lengths), self._ids.shape[1])])
+        self._ids[old:, :width] = ids.gather(1, torch.from_numpy(columns).to(ids.device))
+        return self._forward(slice(old, None))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Reads one token for each row; logits `[n, V]` after it."""
+        self._lengths = self._lengths + 1
+        self._widen()
+        self._ids[np.arange(len(tokens)), self._lengths - 1] = tokens
+        return self._forward(slice(None))
+
+    def idle(self) -> None:
+        """The smallest forward there is, for ranks that must take part in another rank's."""
+        self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device))
+
+    def keep(self, alive: np.ndarray) -> np.ndarray:
+        """Drops the rows that are not alive; returns, for each row now, which row it was."""
+        order = np.flatnonzero(alive)
+        self._ids, self._lengths = self._ids[order], self._lengths[order]
+        return order
+
+    def _widen(self) -> None:
+        missing = int(self._lengths.max(initial=0)) - self._ids.shape[1]
+        if missing > 0:
+            self._ids = nn.functional.pad(self._ids, (0, missing))
+
+    def _forward(self, rows: slice) -> Tensor:
+        lengths = self._lengths[rows]
+        logits = self._model(input_ids=self._ids[rows, : int(lengths.max())]).logits
+        return logits[np.arange(len(lengths)), lengths - 1]

@@ -1,0 +1,78 @@
+"""Which override is to blame, and what is offered instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.cli.diagnose import diagnose
+from ippo_cli.cli.exits import MAX_LINES, block, guarded
+from ippo_cli.config.errors import ConfigError, RewardError
+from ippo_cli.config.load import compose_node
+
+
+def blamed(overrides: Sequence[str]) -> str:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
+        compose_node(overrides)
+    return str(diagnose(overrides, raised.value))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["gae_lambda=0.9"], "gae_lambda=0.9 is no key; did you mean algorithm.gae_lambda?"),
+        (["seed=1", "critic=value_head", "critic.ppo_epochs=2"],
+         "critic.ppo_epochs=2 is no key; did you mean algorithm.ppo_epochs?"),
+        (["rolout=hf"], "rolout=hf is no key; did you mean rollout"),
+        (["deepspeed=zero4"], "deepspeed=zero4 names no option of this group; use one of zero0 zero1"),
+        (["actor_rollout_ref.rollout.n=4"],
+         "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations"),
+        (["seed"], "'seed' is no override; write key=value"),
+        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
+        (["task.agents.bob.template=x"], "task.agents.bob.template=x is no key; did you mean task.agents.low.template"),
+        (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
+        (["rollout.gather=laier"], "rollout.gather=laier does not fit; Invalid value 'laier', expected one of [all, lay"),
+        (["deepspeed.stage=two"], "deepspeed.stage=two does not fit; Value 'two'"),
+        (["rollout.top_k=1.5"], "rollout.top_k=1.5 does not fit; Value '1.5'"),
+        (["seed=[1"], "seed=[1 does not fit; "),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_the_override_to_blame_is_named_with_what_would_work(overrides: list[str], said: str) -> None:
+    message = blamed(overrides)
+    assert message.startswith(said)
+    assert len(message) > len(said) or said.endswith("?") or "lists all" in said or "num_gen" in said
+    assert "None" not in message
+
+
+def test_a_value_is_judged_by_the_groups_that_were_chosen_after_it() -> None:
+    assert blamed(["critic.ppo_epochs=2", "critic=value_head"]).startswith("critic.ppo_epochs=2 is no key")
+
+
+def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
+    assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is no key; did you mean actor.learning_rate")
+
+
+def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
+    text = block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert all(c.isprintable() for line in text.splitlines() for c in line)
+    assert text.startswith(r"bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("a=1", "is odd", "use 2"), 2), (RewardError("no reward"), 12), (KeyboardInterrupt(), 130),
+     (SystemExit(3), 3), (SystemExit(None), 0), (RuntimeError("ours"), 1)],
+)  # fmt: skip
+def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise error
+
+    assert guarded(command, []) == code
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == (code == 1)
+    assert code not in (2, 12) or said == f"ippo: {error}\n"

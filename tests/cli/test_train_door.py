@@ -1,0 +1,156 @@
+"""`ippo-train` as a shell sees it: what it prints, how it ends, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ippo_cli
+from ippo_cli.cli.diagnose import groups, offered
+
+SOURCE = Path(ippo_cli.__file__).parents[1]
+HEAVY = ("torch", "transformers", "deepspeed", "datasets", "rich")
+SLOW = ("hydra", "omegaconf", "yaml", *HEAVY)
+
+
+def environment(**more: str) -> dict[str, str]:
+    ours = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return ours | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"} | more
+
+
+def train(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *arguments],
+        cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def imported(code: str, folder: Path) -> set[str]:
+    """The top-level modules that are there after some code."""
+    tail = "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    run = subprocess.run([sys.executable, "-c", code + tail], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+CALL = """
+import sys
+from ippo_cli.cli.train import main
+sys.argv = ['ippo-train', *{arguments!r}]
+try:
+    main()
+except SystemExit as leaving:
+    assert not leaving.code, leaving.code
+"""
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_answers_at_once_without_importing_anything_heavy(flag: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    answer = train("seed=1", flag, folder=tmp_path)
+    assert time.monotonic() - began < 1.5
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("ippo-train: ")
+    assert answer.stdout.index("Examples") < answer.stdout.index("Keys")
+    assert imported(CALL.format(arguments=[flag]), tmp_path) & set(SLOW) == set()
+
+
+def test_the_job_configuration_is_shown_from_any_folder(tmp_path: Path) -> None:
+    answer = train("--cfg", "job", "--resolve", "algorithm=ppo", "actor.dtype=bf16", folder=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    shown = yaml.safe_load(answer.stdout)
+    assert shown["algorithm"]["objective"] == "clip"
+    assert shown["critic"]["dtype"] == "bf16"  # an interpolation, resolved
+    assert "???" not in answer.stdout
+    assert "hydra" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
+    there = imported(CALL.format(arguments=["--cfg", "job"]), tmp_path)
+    assert "hydra" in there
+    assert there & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["seeed=1"], ["seeed=1", "did you mean seed?"]),
+        (["algorithm.gamma=abc"], ["algorithm.gamma=abc", "'abc'", "Float"]),
+        (["algorithm.gamma=1.5"], ["algorithm.gamma=1.5", "[0, 1]", "at most 1"]),
+        (["algorithm=pppo"], ["algorithm=pppo", "ippo", "closest: ppo"]),
+        (["lam=0.9"], ["verl", "use algorithm.gae_lambda"]),
+        (["task.agents.hihg.actor.learning_rate=1"], ["task.agents.high.actor.learning_rate"]),
+        (["=3"], ["'=3'", "key=value"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_two_and_one_block_that_says_what_would_work(
+    arguments: list[str], words: list[str], tmp_path: Path
+) -> None:
+    answer = train(*arguments, folder=tmp_path)
+    said = " ".join(answer.stderr.split())
+    assert answer.returncode == 2, said
+    assert answer.stderr.startswith("ippo: ")
+    assert len(answer.stderr.splitlines()) <= 12
+    assert "Traceback" not in answer.stderr + answer.stdout
+    assert [word for word in words if word not in said] == [], said
+    assert list(tmp_path.iterdir()) == [], "nothing is made for a run that cannot be"
+
+
+def test_an_unknown_flag_ends_with_two_and_no_traceback(tmp_path: Path) -> None:
+    answer = train("--foo", folder=tmp_path)
+    assert answer.returncode == 2
+    assert "--foo" in answer.stderr
+    assert len(answer.stderr.splitlines()) <= 12
+    assert "Traceback" not in answer.stderr
+
+
+def test_resuming_what_is_not_there_ends_with_fourteen(tmp_path: Path) -> None:
+    answer = train("resume=/nope", folder=tmp_path)
+    assert answer.returncode == 14
+    assert answer.stderr.startswith("ippo: resume=/nope")
+    assert len(answer.stderr.splitlines()) <= 12
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_ends_as_its_failing_job_does(tmp_path: Path) -> None:
+    answer = train("-m", "algorithm.gamma=1.5,1.6", folder=tmp_path)
+    assert answer.returncode == 2
+    assert "algorithm.gamma=1.5" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def completions(line: str, folder: Path, shell: str = "bash") -> list[str]:
+    line = f"ippo-train {line}"
+    answer = train("-sc", f"query={shell}", folder=folder, COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_completion_lists_groups_and_keys_but_nothing_internal(shell: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    found = completions("", tmp_path, shell)
+    assert time.monotonic() - began < 5.0
+    assert {f"{group}=" for group in groups()} <= set(found)
+    assert {"seed=", "name=", "task."} <= set(found)
+    assert [word for word in found if word.startswith(("base", "schema", "+"))] == []
+
+
+def test_completion_knows_options_and_agents(tmp_path: Path) -> None:
+    assert completions("algorithm=", tmp_path) == [f"algorithm={option}" for option in groups()["algorithm"]]
+    assert completions("task.agents.", tmp_path) == ["task.agents.high.", "task.agents.low."]
+
+
+def test_internal_groups_alone_leave_no_completion() -> None:
+    assert offered("actor= base= baseline= schema/ +schema=x task.base\n") == "actor= baseline= task.base\n"
+    assert offered("base=\nactor=\n") == "actor=\n"
+    assert offered("base=\n") == ""

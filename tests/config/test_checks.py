@@ -1,0 +1,280 @@
+"""Ranges, rules between groups, and the batch arithmetic."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ippo_cli.config import checks, schema
+from ippo_cli.config.checks import CHOICES, RANGES, arithmetic, check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import typed
+
+Make = Callable[..., Any]
+
+# Numbers for which every finite value means something.
+UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high"}
+JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
+
+# Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
+BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
+    ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
+    ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
+    ((), {"algorithm.kl.loss.estimator": "full"}, 1, "algorithm.kl.loss.estimator=full is not known"),
+    ((), {"reward.scale": math.nan}, 1, "reward.scale=nan is no number"),
+    ((), {"algorithm.gamma": math.nan}, 1, "algorithm.gamma=nan is no number"),
+    ((), {"actor.learning_rate": math.inf}, 1, "actor.learning_rate=inf is no number"),
+    ((), {"actor.learning_rate": -1.0}, 1, "actor.learning_rate=-1.0 is out of range"),
+    ((), {"task.agents.low.critic.learning_rate": -1.0}, 1, "task.agents.low.critic.learning_rate=-1.0 is out of"),
+    ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),
+    ((), {"num_iterations": None}, 1, "num_iterations=None num_epochs=None must not"),
+    ((), {"num_epochs": 1.0}, 1, "num_iterations=60 num_epochs=1.0 must not"),
+    ((), {"name": "a/b"}, 1, "name=a/b is used as a folder"),
+    ((), {"name": ".."}, 1, "name=.. is used as a folder"),
+    ((), {"name": ""}, 1, "name= is used as a folder"),
+    ((), {"task.agents": {}}, 1, "task.agents={} names nobody"),
+    ((), {"task.headline": "score"}, 1, "task.headline=score is no evaluation metric"),
+    ((), {"task.headline": "greedy/"}, 1, "task.headline=greedy/ is no evaluation metric"),
+    ((), {"task.headline": "greedy/score", "evaluation.greedy": False}, 1, "task.headline=greedy/score needs"),
+    ((), {"task.length": 11}, 1, "task.length=11 is more than the 10 letters"),
+    ((), {"task.alphabet": "aabb", "task.length": 3}, 1, "task.length=3 is more than the 2 letters"),
+    ((JSONL,), {"task.train": None}, 1, "task.train=null names no data"),
+    ((JSONL,), {"task.eval": None}, 1, "task.eval=null names no data"),
+    ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
+    ((JSONL,), {"task.agents.solo.system": "be brief"}, 1, "task.agents.solo.system='be brief' has an effect with"),
+    ((JSONL,), {"task.chat_template": True}, 1, "task.chat_template=true needs a tokenizer"),
+    ((), {"actor.model": "some/model"}, 1, "actor.model=some/model cannot be set for actor=tiny"),
+    ((), {"actor.num_heads": 3}, 1, "actor.num_heads=3 must divide actor.hidden_size=128"),
+    ((), {"actor.num_heads": 128}, 1, "actor.num_heads=128 must divide actor.hidden_size=128"),
+    ((), {"actor.hidden_size": 63, "actor.num_heads": 1}, 1, "actor.hidden_size=63 is odd"),
+    ((JSONL, FUNCTION), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves actor=tiny"),
+    ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
+    ((), {"rollout.num_generations": 3}, 1, "rollout.num_generations=3 does not divide rollout.buffer_size=256"),
+    ((), {"rollout.buffer_size": 2}, 3, "rollout.buffer_size=2 leaves some of the 3 processes"),
+    ((), {"rollout.min_new_tokens": 9}, 1, "rollout.min_new_tokens=9 is more than rollout.max_new_tokens=8"),
+    ((), {"rollout.gather": "layer"}, 1, "rollout.gather=layer has an effect at ZeRO stage 3 only"),
+    ((), {"rollout.stop_strings": ["\n", ""]}, 1, "rollout.stop_strings has an empty string"),
+    (("algorithm=ppo",), {"algorithm.mini_batch_size": 6}, 1, "algorithm.mini_batch_size=6 does not divide"),
+    (("algorithm=ppo",), {"rollout.buffer_size": 64}, 1, "algorithm.mini_batch_size=128 does not divide"),
+    ((), {"critic.mini_batch_size": 6}, 1, "critic.mini_batch_size (agent low)=6 does not divide"),
+    ((), {"algorithm.ppo_epochs": 2}, 1, "algorithm.mini_batch_size=null algorithm.ppo_epochs=2 make 2 optimizer"),
+    ((), {"algorithm.mini_batch_size": 64}, 1, "algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 make 4 optimizer"),
+    ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 bounds a ratio"),
+    ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.reward.coef=0.1 algorithm"),
+    ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
+    ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
+    ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
+    (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
+    ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
+    ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
+    ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
+    ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
+]  # fmt: skip
+
+
+@cache
+def line_of(case: int, make: Make) -> int:
+    """The line of checks.py that refused a case."""
+    choices, changes, world_size, begins = BROKEN[case]
+    with pytest.raises(ConfigError) as raised:
+        check(make(choices, **changes), world_size)
+    said, found, remedy = str(raised.value).partition("; ")
+    assert str(raised.value).startswith(begins)
+    assert len(said) > len(begins) - 1
+    assert found
+    assert remedy
+    return raised.traceback[-1].lineno + 1
+
+
+@pytest.mark.parametrize("case", range(len(BROKEN)), ids=[re.sub(r"\W+", "-", case[3]) for case in BROKEN])
+def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Make) -> None:
+    line_of(case, config)
+
+
+def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
+    tree = ast.parse(Path(checks.__file__).read_text())
+    rules = {
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+    }
+    tripped = {line_of(case, config) for case in range(len(BROKEN))} | {line_of_name("eval", plain)}
+    assert [lines.start for lines in rules if not any(line in lines for line in tripped)] == []
+
+
+@pytest.mark.parametrize("name", ["eval", "time", "perf", "iteration", "1st", "a-b", "a/b", "", "../x"])
+def test_an_agents_name_must_serve_as_a_folder_and_in_metrics(name: str, plain: Make) -> None:
+    line_of_name(name, plain)
+
+
+def line_of_name(name: str, plain: Make) -> int:
+    """The line of checks.py that refused an agent's name."""
+    values = plain()
+    values["task"]["agents"] = {name: values["task"]["agents"]["low"]}
+    with pytest.raises(ConfigError, match=rf"^task\.agents\.{re.escape(name)} is used in metric names .*; ") as raised:
+        check(typed(values), 1)
+    return raised.traceback[-1].lineno + 1
+
+
+def test_what_a_message_offers_instead_would_work(config: Make) -> None:
+    offers = 0
+    for choices, changes, world_size, _ in BROKEN:
+        with pytest.raises(ConfigError) as raised:
+            check(config(choices, **changes), world_size)
+        said, _, remedy = str(raised.value).partition("; ")
+        if not (remedy.startswith("use one of ") and len(re.findall(r"[\w.]+=", said)) == 1):
+            continue
+        key = said.split("=")[0].split(" ")[0]
+        choice = remedy.removeprefix("use one of ").split()
+        for offer in {choice[0], choice[len(choice) // 2], choice[-1]}:
+            value = int(offer) if offer.isdigit() else offer
+            if key != "algorithm.mini_batch_size" or "algorithm=ppo" in choices:
+                check(config(choices, **{**changes, key: value}), world_size)
+                offers += 1
+    assert offers >= 10
+
+
+def bounded(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Owner, field and dotted name of every leaf with a range."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if is_dataclass(value):
+            yield from bounded(value, f"{prefix}{field.name}.")
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                yield from bounded(entry, f"{prefix}{field.name}.{key}.")
+        elif field.name in RANGES:
+            yield node, field.name, f"{prefix}{field.name}"
+
+
+CHOICES_OF_GROUPS = [(), (JSONL,), (FULL, "algorithm=ppo"), ("critic=value_head", FUNCTION)]
+
+
+def outside(low: float, high: float, open_low: bool, open_high: bool) -> Iterator[float]:
+    """The nearest numbers that a range does not hold, and its limits where it is open."""
+    yield low if open_low else low - 1
+    yield high if open_high else high + 1
+
+
+@pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
+def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], config: Make) -> None:
+    made = config(choices)
+    seen: set[str] = set()
+    for owner, name, key in bounded(made):
+        before = getattr(owner, name)
+        for value in outside(*RANGES[name]):
+            if not math.isfinite(value):
+                continue
+            setattr(owner, name, value)
+            with pytest.raises(ConfigError) as raised:
+                check(made, 1)
+            setting, _, rest = str(raised.value).partition(" ")
+            rule, _, remedy = rest.partition("; ")
+            assert setting == f"{key}={value}"
+            assert rule.startswith("is out of range; it must lie in"[: len(rule)])
+            assert remedy
+            seen.add(name)
+        for value in (math.nan, math.inf, -math.inf):
+            setattr(owner, name, value)
+            with pytest.raises(ConfigError, match=re.escape(f"{key}={value} ")):
+                check(made, 1)
+        setattr(owner, name, before)
+    check(made, 1)
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
+def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config: Make) -> None:
+    made = config(choices)
+    for owner, name, key in bounded(made):
+        low, high, open_low, open_high = RANGES[name]
+        before = getattr(owner, name)
+        for value, is_open in ((low, open_low), (high, open_high)):
+            if is_open or not math.isfinite(value):
+                continue
+            setattr(owner, name, value)
+            try:
+                check(copy.deepcopy(made), 1)
+            except ConfigError as error:  # of another rule
+                assert not str(error).startswith(f"{key}={value} is out of range")
+        setattr(owner, name, before)
+
+
+def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: Make) -> None:
+    made = config()
+    for owner, name, _ in bounded(made):
+        before, (low, high, open_low, open_high) = getattr(owner, name), RANGES[name]
+        for value in outside(low, high, open_low, open_high):
+            if not math.isfinite(value):
+                continue
+            setattr(owner, name, value)
+            with pytest.raises(ConfigError) as raised:
+                check(made, 1)
+            words, _, bound = str(raised.value).rsplit("; ", 1)[1].rpartition(" ")
+            below = value <= low
+            assert float(bound) == pytest.approx(low if below else high)
+            assert words.endswith({(True, True): "above", (True, False): "at least",
+                                   (False, True): "below", (False, False): "at most"}[
+                                       below, open_low if below else open_high])  # fmt: skip
+        setattr(owner, name, before)
+
+
+def test_every_number_has_a_range_or_is_known_to_need_none() -> None:
+    numbers = {
+        field.name
+        for cls in vars(schema).values()
+        if is_dataclass(cls)
+        for field in fields(cls)
+        if re.search(r"\b(int|float)\b", str(field.type))
+    }
+    assert numbers - set(RANGES) == UNBOUNDED
+    assert UNBOUNDED & set(RANGES) == set()
+
+
+def test_every_list_of_choices_belongs_to_a_leaf(plain: Make) -> None:
+    from ippo_cli.config.load import leaves
+
+    names = [name for name, _ in leaves(plain())]
+    assert all(any(name.endswith(ending) for name in names) for ending in CHOICES)
+
+
+def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
+    made = config(("algorithm=ppo",), **{
+        "rollout.buffer_size": 64, "rollout.num_generations": 4, "algorithm.mini_batch_size": 16,
+        "algorithm.ppo_epochs": 3, "task.agents.high.critic.mini_batch_size": 32,
+        "task.agents.high.critic.ppo_epochs": 1, "num_iterations": 7,
+    })  # fmt: skip
+    check(made, 3)
+    sizes = arithmetic(made, 3, train_rows=1000)
+    assert sizes.num_iterations == 7
+    assert sizes.prompts_per_iteration == 16
+    assert sizes.samples_per_rank == (21, 22)
+    assert sizes.actor_steps == 12  # 64 / 16 mini-batches, 3 times
+    assert sizes.critic_steps == {"low": 12, "high": 2}
+
+
+@pytest.mark.parametrize(("epochs", "rows", "iterations"), [(1.0, 160, 10), (1.0, 161, 11), (2.5, 100, 16), (0.01, 5, 1)])
+def test_epochs_over_the_data_are_whole_iterations_rounded_up(
+    epochs: float, rows: int, iterations: int, config: Make
+) -> None:
+    made = config(num_iterations=None, num_epochs=epochs,
+                  **{"rollout.buffer_size": 64, "rollout.num_generations": 4})  # fmt: skip
+    assert arithmetic(made, 1, rows).num_iterations == iterations
+
+
+def test_a_value_head_has_no_critic_steps_of_its_own(config: Make) -> None:
+    assert arithmetic(config(("critic=value_head",)), 1, 1).critic_steps == {}
+
+
+def test_without_a_mini_batch_size_the_buffer_is_one_step(config: Make) -> None:
+    sizes = arithmetic(config(), 2, 1)
+    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 1, "high": 1})
