@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.cli.diagnose import groups
 from ippo_cli.config import schema
@@ -110,13 +110,13 @@ def help_text() -> str:
     node = compose_node([])
     for key in (*TOP_KEYS, *SHOWN):
         group, _, leaf = key.rpartition(".")
-        lines.append(f"  {key:<30}{shown(OmegaConf.select(node, key)):<12}{_comment(group, leaf)}")
+        lines.append(f"  {key:<30}{shown(OmegaConf.select(node, key)):<12}{_comment(node, group, leaf)}")
     return "\n".join(lines) + "\n" + HELP_END
 
 
-def _comment(group: str, leaf: str) -> str:
+def _comment(node: DictConfig, group: str, leaf: str) -> str:
     cls = {"": schema.RunConfig, "algorithm.kl.reward": schema.KlRewardConfig}.get(group)
-    cls = cls or PLAIN.get(group) or KINDS[group][str(compose_node([])[group].kind.value)]
+    cls = cls or PLAIN.get(group) or KINDS[group][str(node[group].kind.value)]
     return comments(cls)[leaf]
 
 
@@ -164,10 +164,12 @@ def _rows(cls: type[Any], nodes: list[Any], prefix: str) -> list[str]:
             rows += _rows(nested, [node[leaf] for node in nodes], f"{prefix}{leaf}.")
         else:
             values = "".join(f"`{shown(OmegaConf.to_container(node)[leaf])}` | " for node in nodes)
-            rows.append(
-                f"| `{prefix}{leaf}` | {kind.replace('|', 'or')} | {values}{notes[leaf].replace('|', '&#124;')} |"
-            )
+            rows.append(f"| `{prefix}{leaf}` | {kind.replace('|', 'or')} | {values}{_cell(notes[leaf])} |")
     return rows
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "&#124;")
 
 
 def metrics_page() -> str:
@@ -175,7 +177,7 @@ def metrics_page() -> str:
              "One JSON object per iteration in `metrics.jsonl`, and the same names in TensorBoard. Keys below `time/`",
              "and `perf/` depend on the machine; all others are the same whenever a run is repeated or resumed.", "",
              "| key | meaning |", "|---|---|"]  # fmt: skip
-    return "\n".join(lines + [f"| `{key}` | {text} |" for key, text in METRICS.items()]) + "\n"
+    return "\n".join(lines + [f"| `{key}` | {_cell(text)} |" for key, text in METRICS.items()]) + "\n"
 
 
 def migrating_page() -> str:

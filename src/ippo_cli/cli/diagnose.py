@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, config_dir, leaves
+from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
 
 HIDDEN_GROUPS = ("base", "schema")
 
@@ -72,6 +73,11 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))
+    group, _, leaf = name.partition(".")
+    others = [kind for kind, cls in KINDS.get(group, {}).items() if leaf in {field.name for field in fields(cls)}]
+    if others:
+        return ConfigError(text, f"is no key of {group}={node[group].kind.value}",
+                           "use " + " or ".join(f"{group}={kind}" for kind in others))  # fmt: skip
     elsewhere = ours(name)
     if elsewhere is not None and elsewhere[1] != name:
         return ConfigError(text, f"is no key here ({elsewhere[0]} has it)", f"use {elsewhere[1]}")
@@ -101,6 +107,7 @@ def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = F
 
 def _first_lines(error: Exception) -> str:
     """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
-    cause = error.__cause__ or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    words = str(error.__cause__)
+    words = str(error) if words in ("None", "") else words  # a parser's cause may have none
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
     return "; ".join(line for line in lines if not line.startswith(("To append", "full_key", "object_type")))[:400]

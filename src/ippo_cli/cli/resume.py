@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
@@ -33,9 +35,13 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     folder = _find(wanted[-1], typed_now)
     if folder is None:
         return typed_now, None
-    saved = json.loads((folder / "overrides.json").read_text())
-    combined = [*saved, *typed_now]
-    _refuse_drift(folder, combined)
+    combined = [*(text for text in _saved_overrides(folder) if text not in typed_now), *typed_now]
+    changes = _drift(folder, _composed(combined))
+    if changes:
+        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changes[:8])
+        raise ResumeError(
+            f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
+        )
     return combined, folder
 
 
@@ -47,32 +53,43 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
         if in_use(folder):
             raise ResumeError(f"resume={wanted}: the run is going on in another process")
         return folder
-    node = compose_node([text for text in overrides if not text.startswith("-")])
-    root = Path(node.output_dir) / node.name
+    now = _composed(overrides)
+    root = Path(str(now["output_dir"])) / str(now["name"])
     for folder in run_folders(root):
-        if read_state(folder) != "done" and not in_use(folder) and not _drift(folder, overrides):
+        if read_state(folder) != "done" and not in_use(folder) and _fits(folder, now):
             return folder.absolute()
     if wanted == "must":
         raise ResumeError(f"resume=must: no unfinished run of this configuration below {root}; use resume=auto")
     return None
 
 
-def _refuse_drift(folder: Path, overrides: Sequence[str]) -> None:
-    changes = _drift(folder, overrides)
-    if changes:
-        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changes[:8])
-        raise ResumeError(
-            f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
-        )
+def _saved_overrides(folder: Path) -> list[str]:
+    try:
+        return [str(text) for text in json.loads((folder / "overrides.json").read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise ResumeError(f"{folder} is no run that can be resumed: overrides.json cannot be read ({error})") from error
 
 
-def _drift(folder: Path, overrides: Sequence[str]) -> list[tuple[str, object, object]]:
-    """Frozen leaves of the run that the overrides would change."""
-    from omegaconf import OmegaConf
+def _composed(overrides: Sequence[str]) -> dict[str, object]:
+    """Every leaf that these arguments give."""
+    return dict(leaves(resolve(compose_node([text for text in overrides if not text.startswith("-")]))))
 
-    from_yaml(folder / "config.yaml")  # refuses what is no configuration of ours
+
+def _fits(folder: Path, now: Mapping[str, object]) -> bool:
+    """Whether the run is one of this configuration; another version's is none of ours."""
+    try:
+        return not _drift(folder, now)
+    except ResumeError:
+        return False
+
+
+def _drift(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Frozen leaves of the run that would change."""
+    try:
+        from_yaml(folder / "config.yaml")  # refuses what is no configuration of ours
+    except ConfigError as error:
+        raise ResumeError(f"{folder} is no run that can be resumed: {error}") from error
     before = dict(leaves(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))))
-    now = dict(leaves(resolve(compose_node([text for text in overrides if not text.startswith("-")]))))
     return [
         (key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())

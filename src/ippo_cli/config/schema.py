@@ -270,7 +270,7 @@ class AlgorithmConfig:
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
     target_kl: float | None  # skip the rest of an iteration's policy steps above this approximate KL; null = never
     critic_warmup: int  # first iterations in which only the critic is trained
-    truncation: Truncation  # responses cut at the limit: bootstrap | penalty | mask | none
+    truncation: Truncation  # responses cut at the limit: none (scored as they are) | penalty | mask | bootstrap (adds V)
     truncation_penalty: float  # subtracted from the score of a truncated response with truncation=penalty
     kl: KlConfig
 
@@ -308,7 +308,7 @@ class RewardConfig:
     shift: float  # processor `shift` adds this
     clip_low: float  # processor `clip` bounds
     clip_high: float  # processor `clip` bounds
-    norm_eps: float  # processor `zscore` (over the buffer) leaves scores alone whose deviation is below this
+    norm_eps: float  # processor `zscore` (over the buffer) leaves scores alone whose deviation is at most this
     failure_budget: float  # share of a buffer's rows that may fail before the run stops
 
 

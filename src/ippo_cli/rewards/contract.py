@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ippo_cli.types import Example
 
@@ -26,20 +29,38 @@ class Reward:
     valid: Sequence[bool] | None = None  # [B]; None: all
 
 
+RESERVED_PARTS = ("score", "failed_share")  # names of metrics that are there for every reward
 RewardFunction = Callable[[Sequence[Example], Responses], Reward]
 
 
 def checked(reward: Reward, agents: Sequence[str], rows: int) -> Reward:
-    """The same reward if it keeps the contract; `ValueError` says what does not."""
+    """The same reward as plain numbers, if it keeps the contract; `ValueError` says what does not.
+
+    None counts as NaN: no number for this row.
+    """
     if reward.team is None and not reward.agent:
         raise ValueError("a reward must give 'team' or 'agent' numbers, and gave neither")
-    unknown = set(reward.agent) - set(agents)
-    if unknown or (reward.agent and set(reward.agent) != set(agents)):
+    if reward.agent and set(reward.agent) != set(agents):
         raise ValueError(f"'agent' numbers must be given for {sorted(agents)}, not for {sorted(reward.agent)}")
-    named = {"team": reward.team, "valid": reward.valid}
-    named |= {f"agent[{name}]": numbers for name, numbers in reward.agent.items()}
-    named |= {f"parts[{name}]": numbers for name, numbers in reward.parts.items()}
-    for name, numbers in named.items():
-        if numbers is not None and (isinstance(numbers, str) or len(numbers) != rows):
-            raise ValueError(f"'{name}' must have one entry for each of the {rows} rows, not {len(numbers)}")
-    return reward
+    for name in reward.parts:
+        if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED_PARTS:
+            raise ValueError(f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none of "
+                             + " ".join(RESERVED_PARTS))  # fmt: skip
+    return Reward(
+        team=None if reward.team is None else _numbers("team", reward.team, rows),
+        agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
+        parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
+        valid=None if reward.valid is None else [bool(x) for x in _numbers("valid", reward.valid, rows)],
+    )
+
+
+def _numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
+    if isinstance(given, str) or not hasattr(given, "__len__") or len(given) != rows:
+        length = len(given) if hasattr(given, "__len__") else repr(given)
+        raise ValueError(f"'{name}' must have one entry for each of the {rows} rows, not {length}")
+    numbers: list[float] = []
+    for row, entry in enumerate(given):
+        if isinstance(entry, str | bytes) or not (entry is None or hasattr(entry, "__float__") or hasattr(entry, "__index__")):
+            raise ValueError(f"'{name}' has {entry!r:.60} at row {row}, where a number belongs")
+        numbers.append(math.nan if entry is None else float(entry))
+    return numbers

@@ -23,19 +23,23 @@ class ExactMatch:
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         correct = {name: [0] * len(examples) for name in responses}
-        longest = {name: [1] * len(examples) for name in responses}
+        longest = {name: [0] * len(examples) for name in responses}
         exact = [1.0] * len(examples)
         for name, texts in responses.items():
             for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
                 reference = fill(self.answers[name], example, f"task.agents.{name}.answer")
                 correct[name][row] = sum(a == b for a, b in zip(reference, text, strict=False))
-                longest[name][row] = max(len(reference), len(text), 1)
+                longest[name][row] = max(len(reference), len(text))
                 exact[row] *= text == reference
         share = [
-            sum(correct[name][row] for name in responses) / sum(longest[name][row] for name in responses)
+            _share(sum(correct[name][row] for name in responses), sum(longest[name][row] for name in responses))
             for row in range(len(examples))
         ]
-        own = {name: [c / n for c, n in zip(correct[name], longest[name], strict=True)] for name in responses}
+        own = {name: list(map(_share, correct[name], longest[name])) for name in responses}
         return Reward(
             team=exact if self.match is Match.exact else share, agent=own, parts={"exact": exact, "characters": share}
         )
+
+
+def _share(correct: int, longest: int) -> float:
+    return correct / longest if longest else 1.0  # an empty answer was asked for, and given

@@ -74,5 +74,6 @@ def _load_file(path: Path, setting: str) -> ModuleType:
 def _load_module(name: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(setting, f"cannot be imported ({error})", "check the module's name and PYTHONPATH") from error
+    except Exception as error:  # importing runs the user's code
+        raise ConfigError(setting, f"cannot be imported ({type(error).__name__}: {error})",
+                          "check the module's name and PYTHONPATH") from error  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ippo_cli.config.errors import IppoError, RewardError
+from ippo_cli.config.errors import ConfigError, IppoError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
@@ -25,40 +26,55 @@ def score(
     responses = {name: rollout.texts for name, rollout in rollouts.items()}
     given, failure = attempt(reward, examples, responses)
     device = next(iter(rollouts.values())).response_ids.device
-    raw = {name: mixed(given, name, config, len(examples)).to(device) for name in rollouts}
-    valid = torch.tensor(given.valid or [True] * len(examples), dtype=torch.bool, device=device)
-    valid = valid & torch.stack([torch.isfinite(numbers) for numbers in raw.values()]).all(dim=0)
-    stop_beyond_budget(valid, failure, config)
+    allowed = torch.tensor([True] * len(examples) if given.valid is None else given.valid, dtype=torch.bool)
+    raw = {name: mixed(given, name, config, len(examples)) for name in rollouts}
+    valid = {name: allowed & torch.isfinite(numbers) for name, numbers in raw.items()}
+    stop_beyond_budget(torch.stack(list(valid.values())).all(dim=0), failure, config)
     parts = {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
-    return {
-        name: Scores(score=processed(numbers.where(valid, 0.0), valid, config)[:, None], parts=parts, valid=valid)
-        for name, numbers in raw.items()
-    }
+    return {name: _scores(raw[name].to(device), valid[name].to(device), parts, config) for name in rollouts}
+
+
+def _scores(numbers: Tensor, valid: Tensor, parts: dict[str, Tensor], config: RewardConfig) -> Scores:
+    return Scores(score=processed(numbers.where(valid, 0.0), valid, config)[:, None], parts=parts, valid=valid)
 
 
 def attempt(
     reward: RewardFunction, examples: Sequence[Example], responses: Responses
 ) -> tuple[Reward, Exception | None]:
-    """The reward's answer; after failing attempts, an answer without a valid row and what went wrong."""
-    failure: Exception | None = None
+    """The reward's answer; after failing attempts, an answer without a valid row and what went wrong.
+
+    Every rank's answer has the same parts: NaN where a rank's own has none.
+    """
+    rows, failure = len(examples), None
+    nothing = [math.nan] * rows
+    given = Reward(team=nothing, agent=dict.fromkeys(responses, nothing), valid=[False] * rows)
     for _ in range(ATTEMPTS):
         try:
-            return checked(reward(examples, responses), list(responses), len(examples)), None
+            given, failure = checked(reward(examples, responses), list(responses), rows), None
+            break
         except IppoError:
             raise
         except Exception as error:  # a user's function may raise anything: it is counted, shown, and ends the run
             failure = error
-    rows = len(examples)
-    return Reward(team=[math.nan] * rows, agent={}, valid=[False] * rows), failure
+    every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
+    return replace(given, parts={name: given.parts.get(name, nothing) for name in every}), failure
 
 
 def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
-    """`team_weight * team + agent_weight * own`; what a reward does not give counts nothing. `[B]` float32."""
+    """`team_weight * team + agent_weight * own`, `[B]` float32; what a reward does not give counts nothing.
+
+    Raises `ConfigError` where that leaves nothing at all: every score would be 0.
+    """
+    terms = [(config.team_weight, given.team), (config.agent_weight, given.agent.get(agent))]
+    counted = [(weight, numbers) for weight, numbers in terms if weight and numbers is not None]
+    if not counted:
+        kind = "agent" if given.team is None else "team"
+        raise ConfigError(f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
+                          f"count nothing of this reward, which gives {kind!r} numbers",
+                          f"set reward.{kind}_weight=1.0")  # fmt: skip
     total = torch.zeros(rows, dtype=torch.float64)
-    if given.team is not None:
-        total += config.team_weight * torch.tensor([_number(x) for x in given.team], dtype=torch.float64)
-    if agent in given.agent and config.agent_weight:
-        total += config.agent_weight * torch.tensor([_number(x) for x in given.agent[agent]], dtype=torch.float64)
+    for weight, numbers in counted:
+        total += weight * torch.tensor(numbers, dtype=torch.float64)
     return total.float()
 
 
@@ -88,14 +104,10 @@ def stop_beyond_budget(valid: Tensor, failure: Exception | None, config: RewardC
 
 
 def _reason(failure: Exception | None) -> str:
-    return f"{type(failure).__name__}: {failure}" if failure is not None else ""
+    return f"{type(failure).__name__}: {failure!s:.500}" if failure is not None else ""
 
 
 def _zscore(numbers: Tensor, valid: Tensor, norm_eps: float) -> Tensor:
     mean, variance = distributed.masked_moments(numbers, valid)
     deviation = variance.sqrt()
-    return numbers if deviation < norm_eps else (numbers - mean) / deviation
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float | bool) or hasattr(value, "__float__") else math.nan  # type: ignore[arg-type]
+    return numbers if deviation <= norm_eps else (numbers - mean) / deviation

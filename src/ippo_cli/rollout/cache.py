@@ -48,7 +48,9 @@ class Cohort:
             self._move_left()
         self.used += 1
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def write(
+        self, layer: int, keys: Tensor, values: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Stores the newest column and returns what the rows attend to: keys, values, additive mask (or none)."""
         mine, yours, rows, end = self.keys[layer], self.values[layer], len(self), self.used
         mine[:rows, :, end - 1 : end] = keys

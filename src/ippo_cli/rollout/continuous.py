@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -42,9 +43,9 @@ class Continuous:
         self._model = model
         self._device = next(model.parameters()).device
         self._max_cohorts = COHORTS_ON_CPU if self._device.type == "cpu" else COHORTS_ELSEWHERE
-        _, options = get_layer_types_and_kwargs(language_model(model).config.get_text_config(decoder=True))
+        layers = DynamicCache(config=text_config(model)).layers
         # The sliding window of each attention layer; None is full attention.
-        self._windows = {layer: option.get("sliding_window") for layer, option in enumerate(options)}
+        self._windows = {number: getattr(layer, "sliding_window", None) for number, layer in enumerate(layers)}
         self._cohorts: list[Cohort] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
         self._filling: Cohort | None = None
@@ -54,28 +55,32 @@ class Continuous:
     def serves(cls, model: nn.Module) -> bool:
         """Whether all state is full or sliding-window attention, through the library's interface, with positions given
         from outside."""
-        lm = language_model(model)
+        lm, config = language_model(model), text_config(model)
+        layers = DynamicCache(config=config).layers
         return (
             lm._supports_attention_backend
-            and lm.config._attn_implementation in _OURS
+            and all(part._attn_implementation in _OURS for part in _configs(model))
             and "position_ids" in inspect.signature(lm.forward).parameters
-            and set(get_layer_types_and_kwargs(lm.config.get_text_config(decoder=True))[0])
-            <= {"full_attention", "sliding_attention"}
+            and len(layers) == config.num_hidden_layers
+            and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+            # A cache cannot tell chunks from sliding windows.
+            and "chunked_attention" not in (getattr(config, "layer_types", None) or ())
+            and getattr(config, "attention_chunk_size", None) is None
         )
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
-        configs = {id(part.config): part.config for part in self._model.modules() if isinstance(part, PreTrainedModel)}
-        names = {key: config._attn_implementation for key, config in configs.items()}
+        configs = _configs(self._model)
+        names = [config._attn_implementation for config in configs]
         token = _running.set(self)
         try:
-            for config in configs.values():
-                config._attn_implementation = _OURS[config._attn_implementation]
+            for config, name in zip(configs, names, strict=True):
+                config._attn_implementation_internal = _OURS[name]  # the public setter would reach into other configs
             yield
         finally:
-            for key, config in configs.items():
-                config._attn_implementation = names[key]
+            for config, name in zip(configs, names, strict=True):
+                config._attn_implementation_internal = name
             _running.reset(token)
 
     def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
@@ -154,14 +159,25 @@ class Continuous:
 
     def _join_cheapest(self) -> None:
         """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""
-        pairs = [(one.cells + two.cells, place) for place, (one, two) in enumerate(zip(self._cohorts, self._cohorts[1:]))]
-        _, place = min(pairs)
+        costs = [one.cells + two.cells for one, two in pairwise(self._cohorts)]
+        place = costs.index(min(costs))
         self._cohorts[place : place + 2] = [joined(*self._cohorts[place : place + 2])]
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:
     """The library's model in what may be wrapped."""
     return next(part for part in model.modules() if isinstance(part, PreTrainedModel))
+
+
+def text_config(model: nn.Module) -> PretrainedConfig:
+    """The part of the model's config that describes its decoder."""
+    return language_model(model).config.get_text_config(decoder=True)
+
+
+def _configs(model: nn.Module) -> list[PretrainedConfig]:
+    """Every config that the model's parts look up their attention in."""
+    found = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    return list(found.values())
 
 
 def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ippo_cli.rollout.continuous import language_model, text_config
 from ippo_cli.rollout.forwards import Forwards, forwards_for
 from ippo_cli.rollout.ledger import Ledger
 from ippo_cli.rollout.sampling import Sampling
@@ -63,6 +64,7 @@ def decode(
     model's logits are not numbers.
     """
     assert not model.training, "dropout must be off"
+    prompt_mask = prompt_mask.bool()
     lengths = prompt_mask.sum(dim=1).cpu().numpy()
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a response needs something to follow")
@@ -86,7 +88,7 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
     found = {tokenizer.eos_token_id} - {None}
-    for config in (model.config.get_text_config(decoder=True), model.generation_config):
+    for config in (text_config(model), language_model(model).generation_config):
         named = getattr(config, "eos_token_id", None)
         found.update(special.intersection([named] if isinstance(named, int) else named or []))
     return tuple(sorted(found))

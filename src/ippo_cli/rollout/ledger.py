@@ -38,7 +38,9 @@ class Ledger:
         self._prompts, self._limits, self._sampling = prompts, limits, sampling
         self._uniforms = None
         if not sampling.greedy:
-            assert uniforms is not None and uniforms.shape[0] == shape[0] and uniforms.shape[1] >= shape[1]
+            assert uniforms is not None
+            assert uniforms.shape[0] == shape[0]
+            assert uniforms.shape[1] >= shape[1]
             self._uniforms = uniforms[:, : shape[1]].to(device, torch.float32).flatten()
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._stops: Tensor | None = None  # [V] bool
@@ -112,4 +114,6 @@ class Ledger:
         return np.array([any(stop in text for stop in self._sampling.stop_strings) for text in texts], dtype=bool)
 
     def _spell(self, responses: list[list[int]]) -> list[str]:
+        if not responses:
+            return []
         return self._tokenizer.batch_decode(responses, skip_special_tokens=True, clean_up_tokenization_spaces=False)

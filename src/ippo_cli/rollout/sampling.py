@@ -28,7 +28,10 @@ class Sampling:
     def __post_init__(self) -> None:
         assert self.max_new_tokens > 0
         assert self.temperature > 0 or (self.greedy and self.temperature == 0)
-        assert 0 < self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1 and self.repetition_penalty > 0
+        assert 0 < self.top_p <= 1
+        assert 0 <= self.min_p <= 1
+        assert self.top_k >= 0
+        assert self.repetition_penalty > 0
 
     @property
     def divisor(self) -> float:

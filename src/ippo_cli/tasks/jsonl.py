@@ -36,7 +36,7 @@ def _read(key: str, source: str | None, data_config: str | None, split: str, siz
         else:
             rows = load_dataset(source, data_config, split=split)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PreflightError(f"{key}={source}: no rows could be read ({reason})") from error
     if size is not None:
         rows = rows.select(range(min(size, len(rows))))

@@ -20,9 +20,16 @@ def share(total: int, rank: int, world_size: int) -> range:
 
 def fill(template: str, example: Example, setting: str) -> str:
     """The template with each `{field}` replaced by that field of the example; `{{` and `}}` are braces."""
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})", "write {{ and }} for braces") from error
     parts: list[str] = []
-    for literal, field, _, _ in string.Formatter().parse(template):
+    for literal, field, form, conversion in pieces:
         parts.append(literal)
+        if form or conversion:
+            raise ConfigError(f"{setting}={template!r}", f"formats the field {field!r}, and fields are text as they are",
+                              f"write {{{field}}}, or {{{{ and }}}} for braces")  # fmt: skip
         if field is not None:
             if field not in example:
                 raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which examples do not have",
@@ -59,6 +66,10 @@ class PromptStream:
         self.max_prompt_tokens = max_prompt_tokens
         self.chat_template = chat_template
         self._pass_order: tuple[int, list[int]] = (-1, [])
+        for name, tokenizer in tokenizers.items():
+            if chat_template and tokenizer.chat_template is None:
+                raise ConfigError("task.chat_template=true", f"needs a chat template, and agent {name}'s tokenizer has none",
+                                  "set task.chat_template=false, or use an instruction-tuned model")  # fmt: skip
 
     def batch(self, iteration: int, rank: int, world_size: int) -> dict[str, PromptBatch]:
         """This rank's prompts of an iteration (counted from 0), by agent; responses to one prompt lie together."""

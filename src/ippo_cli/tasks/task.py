@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from ippo_cli.config.schema import TaskConfig, TaskKind
 from ippo_cli.tasks.jsonl import jsonl_examples
+from ippo_cli.tasks.prompts import fill
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.types import Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Examples by position; `held_out` shares none with `train`."""
+    """Examples by position. Whether `held_out` shares some with `train` is up to the files of a task that reads them."""
 
     train: Sequence[Example]
     held_out: Sequence[Example]
@@ -26,6 +27,10 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
-    """Read or generate the examples of a task."""
+    """Read or generate the examples of a task; every agent's templates are tried on the first ones."""
     train, held_out = SOURCES[config.kind](config, seed)
+    for name, agent in config.agents.items():
+        for leaf, template in (("template", agent.template), ("answer", agent.answer)):
+            for example in (train[0], held_out[0]):
+                fill(template or "", example, f"task.agents.{name}.{leaf}")
     return Task(train=train, held_out=held_out)

@@ -1,0 +1,169 @@
+"""Which run `resume=` means, with which arguments it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.cli.resume import continued
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.training.folder import lock
+
+MakeRun = Callable[..., Path]
+
+
+@cache
+def written(overrides: tuple[str, ...]) -> str:
+    return to_yaml(resolve(compose_node(overrides)))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    """A maker of run folders below `outputs/default`, as a run leaves them."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, state: str, *overrides: str) -> Path:
+        folder = tmp_path / "outputs" / "default" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(written(overrides))
+        (folder / "overrides.json").write_text(json.dumps(overrides))
+        (folder / "run.json").write_text(json.dumps({"state": state}))
+        return folder
+
+    return make
+
+
+def test_without_resume_the_arguments_stay_and_a_new_run_begins() -> None:
+    assert continued(["seed=1", "-m"]) == (["seed=1", "-m"], None)
+    assert continued(["resume=never", "seed=1"])[1] is None
+    assert continued(["resume=/nope", "resume=never"])[1] is None
+
+
+def test_saved_overrides_come_first_and_what_is_typed_now_wins(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "num_iterations=5", "actor.learning_rate=1e-5")
+    arguments, found = continued([f"resume={folder}", "num_iterations=9"])
+    assert found == folder
+    assert arguments == ["seed=7", "num_iterations=5", "actor.learning_rate=1e-5", "num_iterations=9"]
+    made = load_config(arguments)
+    assert (made.seed, made.num_iterations, made.actor.learning_rate) == (7, 9, 1e-5)
+
+
+def test_the_same_command_typed_again_repeats_no_override(run: MakeRun) -> None:
+    typed = ["algorithm=ppo", "seed=7"]
+    run("20250101-000000-aaaaaa", "preempted", *typed)
+    arguments, found = continued([*typed, "resume=auto"])
+    assert found is not None
+    assert arguments == typed
+
+
+def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "failed")
+    assert continued(["resume=outputs/default/20250101-000000-aaaaaa"])[1] == folder
+
+
+@pytest.mark.parametrize(
+    ("override", "diff"),
+    [
+        ("seed=8", "seed: 0 -> 8"),
+        ("rollout.buffer_size=128", "rollout.buffer_size: 256 -> 128"),
+        ("rollout.num_generations=2", "rollout.num_generations: 1 -> 2"),
+        ("task.length=5", "task.length: 6 -> 5"),
+        ("actor.hidden_size=64", "task.agents.high.actor.hidden_size: 128 -> 64"),
+        ("critic.value_head_hidden_dim=8", "task.agents.low.critic.value_head_hidden_dim: None -> 8"),
+        ("task.agents.high.critic.dtype=bf16", "task.agents.high.critic.dtype: fp32 -> bf16"),
+        ("critic=value_head", "critic.kind: separate -> value_head"),
+        ("task=sorting_solo", "task.agents.high.actor.dtype: fp32 -> None"),
+    ],
+)
+def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    with pytest.raises(ResumeError) as raised:
+        continued([f"resume={folder}", override])
+    assert raised.value.exit_code == 14
+    said, *changes = str(raised.value).splitlines()
+    assert said.startswith(f"resume={folder}: these cannot change within a run; ")
+    assert len(changes) <= 8
+    assert diff in [line.strip() for line in changes]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["num_iterations=99", "actor.learning_rate=1e-5", "task.agents.low.actor.learning_rate=1e-5", "critic.ppo_epochs=2",
+     "checkpoint.every=1", "evaluation.seed=3", "deepspeed.micro_batch_tokens=64", "algorithm.entropy_coef=0.01",
+     "tracker.console=plain", "launch.threads=1"],
+)  # fmt: skip
+def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    assert continued([f"resume={folder}", override]) == ([override], folder)
+
+
+def test_auto_takes_the_newest_unfinished_run(run: MakeRun) -> None:
+    run("20250101-000000-ffffff", "preempted")
+    newest = run("20250103-000000-aaaaaa", "running")  # its process is gone: nobody holds the folder
+    run("20250104-000000-aaaaaa", "done")
+    assert continued(["resume=auto"]) == ([], newest)
+    assert continued(["resume=must"]) == ([], newest)
+
+
+def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_or_of_another_version(
+    run: MakeRun,
+) -> None:
+    wanted = run("20250101-000000-aaaaaa", "failed")
+    held = run("20250102-000000-aaaaaa", "running")
+    run("20250103-000000-aaaaaa", "preempted", "seed=3")
+    old = run("20250104-000000-aaaaaa", "preempted")
+    (old / "config.yaml").write_text((old / "config.yaml").read_text().replace("entropy_coef:", "entropy_bonus:"))
+    (run("20250105-000000-aaaaaa", "running") / "run.json").unlink()  # died before it began
+    with lock(held):
+        assert continued(["resume=auto", "checkpoint.every=5"]) == (["checkpoint.every=5"], wanted)
+
+
+def test_where_there_is_nothing_to_go_on_with_auto_begins_and_must_refuses(run: MakeRun) -> None:
+    run("20250101-000000-aaaaaa", "done")
+    assert continued(["resume=auto", "seed=1"]) == (["seed=1"], None)
+    with pytest.raises(ResumeError, match=r"^resume=must: no unfinished run .* below outputs/default; use") as raised:
+        continued(["resume=must"])
+    assert raised.value.exit_code == 14
+
+
+def test_auto_looks_below_the_root_and_name_that_are_typed(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    assert continued(["resume=auto", "name=other"])[1] is None
+    (folder.parents[2] / "elsewhere").mkdir()
+    folder.parent.rename(folder.parents[2] / "elsewhere" / "mine")
+    arguments = ["output_dir=elsewhere", "name=mine"]
+    assert continued(["resume=auto", *arguments])[1] == folder.parents[2] / "elsewhere" / "mine" / folder.name
+
+
+def test_a_run_that_is_going_on_cannot_be_resumed_by_name(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "running")
+    with lock(folder), pytest.raises(ResumeError, match="going on in another process"):
+        continued([f"resume={folder}"])
+
+
+def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nothing", ""):
+        with pytest.raises(ResumeError) as raised:
+            continued([f"resume={place}"])
+        assert raised.value.exit_code == 14
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "overrides.json"])
+@pytest.mark.parametrize("text", ["", "3", "\x00"])
+def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    (folder / file).write_text(text)
+    with pytest.raises(ResumeError) as raised:
+        continued([f"resume={folder}"])
+    assert raised.value.exit_code == 14
+    assert str(folder) in str(raised.value)
+
+
+def test_a_sweep_cannot_be_resumed_as_a_whole(run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"^resume=auto cannot be combined with a sweep; "):
+        continued(["-m", "resume=auto", "seed=1,2"])

@@ -1,0 +1,76 @@
+"""What is generated from code is up to date, and says what it should."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ippo_cli.cli.diagnose import groups
+from ippo_cli.config.aliases import ALIASES
+from ippo_cli.config.load import KINDS, PLAIN, compose_node, leaves, resolve
+from ippo_cli.training.metrics import METRICS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_generated_page_is_up_to_date(
+    docs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
+    code = docs.main()
+    assert capsys.readouterr().out.strip() == "", "run scripts/docs.py"
+    assert code == 0
+
+
+def test_a_page_that_differs_from_the_code_is_named(
+    docs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
+    monkeypatch.setattr(docs, "PAGES", {"docs/metrics.md": lambda: "something else"})
+    assert docs.main() == 1
+    assert capsys.readouterr().out == "out of date: docs/metrics.md\n"
+
+
+def test_the_pages_name_every_key_metric_and_alias() -> None:
+    config = (ROOT / "docs/config.md").read_text()
+    values = resolve(compose_node([]))
+    for group in (*PLAIN, *KINDS):
+        section = config.split(f"\n## `{group}=`")[1].split("\n## ")[0]
+        for name, _ in leaves(values[group]):
+            assert name.startswith("agents") or f"| `{name}` |" in section, (group, name)
+    metrics = (ROOT / "docs/metrics.md").read_text()
+    assert all(f"| `{key}` |" in metrics for key in METRICS)
+    migrating = (ROOT / "docs/migrating.md").read_text()
+    assert all(f"| `{theirs}` |" in migrating for names in ALIASES.values() for theirs in names)
+
+
+def test_help_lists_every_group_with_every_option() -> None:
+    text = (ROOT / "src/ippo_cli/cli/help.txt").read_text()
+    for group, options in groups().items():
+        line = re.search(rf"^  {group} +(.*)$", text, re.MULTILINE)
+        assert group == "experiment" or line is not None, group
+        assert line is None or sorted(line[1].split(" | ")) == sorted(options)
+
+
+def test_no_row_of_a_table_is_broken_by_a_bar_in_its_text() -> None:
+    for page in ("config.md", "metrics.md", "migrating.md"):
+        width = 0
+        for line in (ROOT / "docs" / page).read_text().splitlines():
+            cells = len(re.findall(r"(?<!\\)\|", line))
+            assert not line.startswith("|") or width in (0, cells), (page, line)
+            width = cells if line.startswith("|") else 0

@@ -1,0 +1,40 @@
+"""The reward that the configuration names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.config.schema import Config
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.exact_match import ExactMatch
+from ippo_cli.rewards.function import FunctionReward
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return typed(resolve(compose_node([])))
+
+
+def test_the_default_compares_with_every_agents_answer(config: Config) -> None:
+    reward = build_reward(config.reward, config.task.agents)
+    assert isinstance(reward, ExactMatch)
+    assert reward.answers == {"low": "{low}", "high": "{high}"}
+
+
+def test_exact_match_needs_an_answer_of_every_agent(config: Config) -> None:
+    agents = dict(config.task.agents)
+    solo = type(agents["low"])(**{**vars(agents["low"]), "answer": None})
+    with pytest.raises(ConfigError, match=r"^task\.agents\.low\.answer=null leaves .*; "):
+        build_reward(config.reward, {**agents, "low": solo})
+
+
+def test_a_function_is_looked_up_when_the_reward_is_built(config: Config, tmp_path: Path, settings) -> None:  # noqa: ANN001
+    (tmp_path / "mine.py").write_text("def f(examples, responses): return {'team': [0.5] * len(examples)}")
+    reward = build_reward(settings(function=f"{tmp_path}/mine.py:f"), config.task.agents)
+    assert isinstance(reward, FunctionReward)
+    with pytest.raises(ConfigError, match=r"^reward\.function=null names no function; "):
+        build_reward(settings(function=None), config.task.agents)

@@ -1,0 +1,74 @@
+"""What a reward may say, and how what it may not say is told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from ippo_cli.rewards.contract import Reward, checked
+
+AGENTS = ("high", "low")
+
+
+def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
+    assert checked(Reward(team=[1, 2.5]), AGENTS, 2).team == [1.0, 2.5]
+    given = checked(Reward(agent={"low": [1, 2], "high": [3, 4]}), AGENTS, 2)
+    assert given.agent == {"low": [1.0, 2.0], "high": [3.0, 4.0]}
+    assert given.team is None
+
+
+@pytest.mark.parametrize(
+    "numbers", [(1, 0), [True, False], numpy.array([1.0, 0.0]), torch.tensor([1.0, 0.0]), [numpy.int64(1), torch.tensor(0)]]
+)
+def test_numbers_may_come_as_anything_that_is_a_number(numbers: Any) -> None:
+    given = checked(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, 2)
+    assert given.team == given.parts["share"] == [1.0, 0.0]
+    assert given.valid == [True, False]
+
+
+def test_none_is_a_row_without_a_number() -> None:
+    given = checked(Reward(team=[None, 1.0], parts={"share": [None, 1.0]}), AGENTS, 2)  # type: ignore[list-item]
+    assert given.team is not None
+    assert math.isnan(given.team[0])
+    assert math.isnan(given.parts["share"][0])
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (Reward(), "must give 'team' or 'agent' numbers, and gave neither"),
+        (Reward(parts={"share": [1, 2]}), "must give 'team' or 'agent' numbers, and gave neither"),
+        (Reward(team=[1.0]), "'team' must have one entry for each of the 2 rows, not 1"),
+        (Reward(team=[]), "'team' must have one entry for each of the 2 rows, not 0"),
+        (Reward(team=3.0), "'team' must have one entry for each of the 2 rows, not 3.0"),  # type: ignore[arg-type]
+        (Reward(team="10"), "'team' must have one entry for each of the 2 rows, not 2"),
+        (Reward(team=["1", "0"]), "'team' has '1' at row 0, where a number belongs"),  # type: ignore[list-item]
+        (Reward(team=[1, [0]]), r"'team' has \[0\] at row 1, where a number belongs"),  # type: ignore[list-item]
+        (Reward(agent={"low": [1, 2]}), r"must be given for \['high', 'low'\], not for \['low'\]"),
+        (Reward(agent={"low": [1, 2], "high": [1, 2], "bob": [1, 2]}), "not for .*'bob'"),
+        (Reward(agent={"low": [1, 2], "high": [1]}), r"'agent\[high\]' must have one entry for each of the 2 rows"),
+        (Reward(team=[1, 2], valid=[True]), "'valid' must have one entry for each of the 2 rows, not 1"),
+        (Reward(team=[1, 2], parts={"share": [1, 2, 3]}), r"'parts\[share\]' must have .* 2 rows, not 3"),
+        (Reward(team=[1, 2], parts={"a/b": [1, 2]}), r"parts\[a/b\] is used in metric names"),
+        (Reward(team=[1, 2], parts={"score": [1, 2]}), r"parts\[score\] is used in metric names"),
+        (Reward(team=[1, 2], parts={"": [1, 2]}), r"parts\[\] is used in metric names"),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_contract_is_told_by_name(reward: Reward, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        checked(reward, AGENTS, 2)
+
+
+def test_agents_numbers_and_generations_are_told_apart_by_name_alone() -> None:
+    """Two agents, and two rows of one prompt: a list of two could mean either, so a list is never accepted."""
+    per_row = checked(Reward(team=[0.0, 1.0]), AGENTS, 2)
+    per_agent = checked(Reward(agent={"high": [0.0, 0.0], "low": [1.0, 1.0]}), AGENTS, 2)
+    assert per_row.team == [0.0, 1.0]
+    assert per_row.agent == {}
+    assert per_agent.agent["high"] == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"'agent\[high\]' must have one entry for each of the 2 rows, not 1"):
+        checked(Reward(agent={"high": [0.0], "low": [1.0]}), AGENTS, 2)

@@ -1,0 +1,205 @@
+"""From a reward's answer to each agent's scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ippo_cli.config.errors import ConfigError, RewardError
+from ippo_cli.config.schema import Processor
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.score import ATTEMPTS, attempt, score
+from ippo_cli.types import Scores
+
+Make = Callable[..., Any]
+ROWS = [{"n": row} for row in range(4)]
+TEXTS = {"low": ["a", "b", "c", "d"], "high": ["e", "f", "g", "h"]}
+
+
+def scored(reward: Reward, config: Any, buffer: Make) -> dict[str, Scores]:
+    return score(lambda examples, responses: reward, *buffer(ROWS, TEXTS), config)
+
+
+def numbers(scores: Scores) -> list[float]:
+    assert scores.score.shape == (4, 1)
+    assert scores.score.dtype == torch.float32
+    return scores.score[:, 0].tolist()
+
+
+def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(settings: Make, buffer: Make) -> None:
+    seen: list[Any] = []
+
+    def reward(examples: Any, responses: Any) -> Reward:
+        seen.append((list(examples), {name: list(texts) for name, texts in responses.items()}))
+        return Reward(team=[0.0] * len(examples))
+
+    score(reward, *buffer(ROWS, TEXTS), settings())
+    assert seen == [(ROWS, TEXTS)]
+
+
+def test_the_teams_number_is_every_agents_and_an_agents_number_its_own(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, 2, 3, 4], agent={"low": [10, 20, 30, 40], "high": [0, 0, 0, 1]})
+    found = scored(reward, settings(team_weight=0.5, agent_weight=2.0), buffer)
+    assert numbers(found["low"]) == [20.5, 41.0, 61.5, 82.0]
+    assert numbers(found["high"]) == [0.5, 1.0, 1.5, 4.0]
+
+
+def test_by_default_the_teams_number_alone_counts(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, 2, 3, 4], agent={"low": [math.nan] * 4, "high": [9] * 4})
+    found = scored(reward, settings(), buffer)
+    assert numbers(found["low"]) == numbers(found["high"]) == [1, 2, 3, 4]
+    assert found["low"].valid.all()
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "remedy"),
+    [
+        (Reward(agent={"low": [1] * 4, "high": [1] * 4}), (1.0, 0.0), "reward.agent_weight=1.0"),
+        (Reward(team=[1] * 4), (0.0, 1.0), "reward.team_weight=1.0"),
+    ],
+)
+def test_a_reward_of_which_nothing_counts_is_a_mistake_and_not_a_zero(
+    reward: Reward, weights: tuple[float, float], remedy: str, settings: Make, buffer: Make
+) -> None:
+    with pytest.raises(ConfigError, match=f"count nothing of this reward, .*; set {remedy}"):
+        scored(reward, settings(team_weight=weights[0], agent_weight=weights[1]), buffer)
+
+
+def test_two_agents_and_two_generations_are_never_confused(settings: Make, buffer: Make) -> None:
+    """Two agents and two responses to one prompt: the numbers' names alone say whose they are."""
+    asked = buffer([{"n": 0}, {"n": 0}], {"low": ["a", "b"], "high": ["c", "d"]})
+    by_row = score(lambda examples, responses: Reward(team=[0.0, 1.0]), *asked, settings())
+    for agent in ("low", "high"):
+        assert by_row[agent].score[:, 0].tolist() == [0.0, 1.0]
+    own = Reward(agent={"low": [0.0, 0.0], "high": [1.0, 1.0]})
+    by_agent = score(lambda examples, responses: own, *asked, settings(team_weight=0.0, agent_weight=1.0))
+    assert by_agent["low"].score[:, 0].tolist() == [0.0, 0.0]
+    assert by_agent["high"].score[:, 0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, 1e300])
+def test_a_row_without_a_finite_number_is_left_out_and_scores_nothing(bad: Any, settings: Make, buffer: Make) -> None:
+    found = scored(Reward(team=[1, bad, 3, 4]), settings(processor=[Processor.shift], shift=5.0), buffer)
+    assert found["low"].valid.tolist() == [True, False, True, True]
+    assert numbers(found["low"]) == [6, 0, 8, 9]
+
+
+def test_a_reward_may_leave_rows_out_itself(settings: Make, buffer: Make) -> None:
+    found = scored(Reward(team=[1, 2, 3, 4], valid=[True, True, False, True]), settings(), buffer)
+    assert found["high"].valid.tolist() == [True, True, False, True]
+    assert numbers(found["high"]) == [1, 2, 0, 4]
+
+
+def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings: Make, buffer: Make) -> None:
+    reward = Reward(agent={"low": [1, 2, 3, 4], "high": [1, math.nan, 3, 4]})
+    found = scored(reward, settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]), buffer)
+    alone = scored(
+        Reward(agent={"low": [1, 2, 3, 4], "high": [7, 8, 9, 0]}),
+        settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]), buffer,
+    )  # fmt: skip
+    assert torch.equal(found["low"].score, alone["low"].score)
+    assert found["low"].valid.all()
+    assert found["high"].valid.tolist() == [True, False, True, True]
+
+
+def test_processors_run_in_the_order_given(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[-3, 0, 1, 5])
+    values = {"scale": 2.0, "shift": 1.0, "clip_low": -1.0, "clip_high": 3.0}
+    order = [Processor.scale, Processor.shift, Processor.clip]
+    assert numbers(scored(reward, settings(processor=order, **values), buffer)["low"]) == [-1, 1, 3, 3]
+    assert numbers(scored(reward, settings(processor=order[::-1], **values), buffer)["low"]) == [0, 2, 4, 8]
+    twice = [Processor.scale, Processor.scale]
+    assert numbers(scored(reward, settings(processor=twice, **values), buffer)["low"]) == [-12, 0, 4, 20]
+    assert numbers(scored(reward, settings(processor=[], **values), buffer)["low"]) == [-3, 0, 1, 5]
+
+
+def test_a_zscore_uses_the_valid_rows_of_each_agent(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, 2, 3, 1000], valid=[True, True, True, False])
+    found = scored(reward, settings(processor=[Processor.zscore]), buffer)
+    assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0])  # mean 2, deviation 1 (Bessel)
+
+
+@pytest.mark.parametrize(("eps", "scaled"), [(0.99, True), (1.0, False), (1.01, False)])
+def test_a_zscore_leaves_scores_alone_that_hardly_differ(eps: float, scaled: bool, settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, 2, 3, 0], valid=[True, True, True, False])
+    found = scored(reward, settings(processor=[Processor.zscore], norm_eps=eps), buffer)
+    assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0] if scaled else [1, 2, 3, 0])
+
+
+def test_a_zscore_of_equal_scores_is_no_division_by_zero(settings: Make, buffer: Make) -> None:
+    found = scored(Reward(team=[3] * 4), settings(processor=[Processor.zscore], norm_eps=0.0), buffer)
+    assert numbers(found["low"]) == [3] * 4
+
+
+def test_further_numbers_are_kept_for_the_log(settings: Make, buffer: Make) -> None:
+    found = scored(Reward(team=[1] * 4, parts={"length": [1, None, 3, 4]}), settings(scale=9.0), buffer)  # type: ignore[list-item]
+    assert found["low"].parts["length"][[0, 2, 3]].tolist() == [1, 3, 4]
+    assert found["low"].parts["length"][1].isnan()
+
+
+def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, math.nan, 3, 4])
+    assert not scored(reward, settings(failure_budget=0.25), buffer)["low"].valid.all()
+    with pytest.raises(RewardError, match=r"1 of 4 rows have no reward \(reward\.failure_budget=0\.24\)") as raised:
+        scored(reward, settings(failure_budget=0.24), buffer)
+    assert raised.value.exit_code == 12
+    with pytest.raises(RewardError):
+        scored(reward, settings(failure_budget=0.0), buffer)
+
+
+def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make, buffer: Make) -> None:
+    calls = []
+
+    def reward(examples: Any, responses: Any) -> Reward:
+        calls.append(1)
+        if len(calls) < ATTEMPTS:
+            raise ConnectionError("busy")
+        return Reward(team=[1.0] * len(examples))
+
+    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.0))
+    assert len(calls) == ATTEMPTS
+    assert found["low"].valid.all()
+
+
+def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make, buffer: Make) -> None:
+    def reward(examples: Any, responses: Any) -> Reward:
+        raise KeyError("answer")
+
+    with pytest.raises(RewardError, match=r"4 of 4 rows have no reward .*; KeyError: 'answer'"):
+        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.99))
+    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0))
+    assert not found["low"].valid.any()
+    assert numbers(found["low"]) == [0] * 4
+
+
+def test_a_bare_list_is_refused_by_name(settings: Make, buffer: Make, tmp_path: Any) -> None:
+    from ippo_cli.rewards.function import FunctionReward
+
+    (tmp_path / "bare.py").write_text("def f(examples, responses): return [1.0] * len(examples)")
+    reward = FunctionReward(f"{tmp_path}/bare.py:f")
+    with pytest.raises(RewardError, match="TypeError: .* must return a dict with names among team, agent, parts, valid"):
+        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5))
+
+
+def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make, buffer: Make) -> None:
+    calls = []
+
+    def reward(examples: Any, responses: Any) -> Reward:
+        calls.append(1)
+        raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
+
+    with pytest.raises(ConfigError):
+        score(reward, *buffer(ROWS, TEXTS), settings())
+    assert len(calls) == 1
+
+
+def test_leaving_is_never_taken_for_a_failed_reward(settings: Make, buffer: Make) -> None:
+    def reward(examples: Any, responses: Any) -> Reward:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(reward, ROWS, TEXTS)

@@ -1,0 +1,101 @@
+"""Tiny random models, a character tokenizer, ragged prompts, and teacher-forced log-probabilities to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.rollout.decode import Decoded, decode
+from ippo_cli.rollout.sampling import Sampling, uniforms
+
+LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
+PLAIN = Sampling(
+    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=20, min_new_tokens=0,
+    stop_strings=(), greedy=False,
+)  # fmt: skip
+
+
+def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:
+    """A model whose random weights are large enough that what it attends to decides what it says."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(scale)
+    return model
+
+
+@dataclass
+class Asked:
+    """Twelve prompts of unlike lengths, and how to have them continued and judged."""
+
+    ids: Tensor
+    mask: Tensor
+    tokenizer: PreTrainedTokenizerFast
+
+    def decoded(
+        self, model: PreTrainedModel, *, batch_size: int = 5, context_limit: int = 64, rows: slice = slice(None),
+        poll: Any = None, any_rank: Any = None, **sampling: Any,
+    ) -> Decoded:  # fmt: skip
+        settings = replace(PLAIN, **sampling)
+        index = torch.arange(len(self.ids))[rows]
+        numbers = None if settings.greedy else uniforms(3, "test", index, settings.max_new_tokens)
+        return decode(
+            model, self.tokenizer, self.ids[rows], self.mask[rows], settings, uniforms=numbers, batch_size=batch_size,
+            context_limit=context_limit, poll=poll, any_rank=any_rank,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def logits(self, model: PreTrainedModel, decoded: Decoded, row: int) -> Tensor:
+        """Logits of one row's response positions from one unpadded forward without a cache."""
+        prompt = self.ids[row][self.mask[row]]
+        whole = torch.cat([prompt, decoded.response_ids[row][decoded.response_mask[row]]])
+        return model(input_ids=whole[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+
+    def teacher_forced(self, model: PreTrainedModel, decoded: Decoded, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities of what was said, 0 off the mask."""
+        found = torch.zeros(decoded.response_ids.shape)
+        for row, mask in enumerate(decoded.response_mask):
+            logprobs = torch.log_softmax(self.logits(model, decoded, row) / temperature, dim=-1)
+            found[row, mask] = logprobs.gather(1, decoded.response_ids[row][mask][:, None]).squeeze(1)
+        return found
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return character_tokenizer(ascii_lowercase)
+
+
+@pytest.fixture
+def asked(tokenizer: PreTrainedTokenizerFast) -> Asked:
+    torch.manual_seed(1)
+    width = max(LENGTHS) + 2
+    mask = torch.arange(width) >= width - torch.tensor(LENGTHS)[:, None]
+    ids = torch.randint(3, len(tokenizer), mask.shape).where(mask, torch.tensor(0))
+    return Asked(ids=ids, mask=mask, tokenizer=tokenizer)
+
+
+@pytest.fixture
+def llama(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    return random_model(llama_config(len(tokenizer)))
+
+
+def llama_config(vocabulary: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def random_weights() -> Callable[..., PreTrainedModel]:
+    return random_model

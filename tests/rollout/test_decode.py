@@ -1,0 +1,256 @@
+"""Decoding: what is sampled is what the model says, whatever is decoded beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from ippo_cli.rollout import cache, continuous
+from ippo_cli.rollout import decode as decoding
+from ippo_cli.rollout.decode import stop_ids
+
+FILTERED = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3}
+
+
+def same(found: Any, expected: Any) -> None:
+    assert torch.equal(found.response_ids, expected.response_ids)
+    assert torch.equal(found.response_mask, expected.response_mask)
+    assert torch.equal(found.finished, expected.finished)
+    assert found.texts == expected.texts
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.behavior_logprobs, expected.behavior_logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_a_teacher_forced_forward(asked: Any, llama: Any, temperature: float) -> None:
+    found = asked.decoded(llama, temperature=temperature)
+    assert found.response_mask.sum() > 100
+    expected = asked.teacher_forced(llama, found, temperature)
+    torch.testing.assert_close(found.logprobs, expected, atol=1e-5, rtol=0)
+    assert found.behavior_logprobs is found.logprobs
+
+
+@pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
+def test_the_batch_size_never_changes_what_is_sampled(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
+    expected = asked.decoded(llama, batch_size=1, **sampling)
+    assert len(set(expected.response_mask.sum(dim=1).tolist())) > 4
+    for batch_size in (3, 8, 12, 100):
+        same(asked.decoded(llama, batch_size=batch_size, **sampling), expected)
+
+
+def test_a_row_says_the_same_without_the_other_rows(asked: Any, llama: Any) -> None:
+    together = asked.decoded(llama)
+    for row in (0, 5, 11):
+        alone = asked.decoded(llama, rows=slice(row, row + 1))
+        said = together.response_mask[row]
+        assert alone.response_ids[0].tolist() == together.response_ids[row][said].tolist()
+        assert alone.texts[0] == together.texts[row]
+
+
+def test_no_setting_of_the_machinery_changes_what_is_sampled(
+    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = asked.decoded(llama, batch_size=12)
+    monkeypatch.setattr(cache, "COLUMNS_AHEAD", 2)
+    monkeypatch.setattr(decoding, "PROMPT_TOKENS", 10)
+    for cohorts, share in ((1, 0.0), (2, 0.2), (20, 0.0), (3, 1.0)):
+        monkeypatch.setattr(continuous, "COHORTS_ON_CPU", cohorts)
+        monkeypatch.setattr(decoding, "REFILL_SHARE", share)
+        same(asked.decoded(llama, batch_size=4), expected)
+
+
+def test_greedy_decoding_agrees_with_the_library(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama, greedy=True, temperature=0.0)
+    settings = GenerationConfig(do_sample=False, max_new_tokens=20, eos_token_id=1, pad_token_id=0)
+    expected = llama.generate(asked.ids, attention_mask=asked.mask.long(), generation_config=settings)
+    expected = expected[:, asked.ids.shape[1] :]
+    assert found.response_ids.tolist() == expected[:, : found.response_ids.shape[1]].tolist()
+    torch.testing.assert_close(found.logprobs, asked.teacher_forced(llama, found), atol=1e-5, rtol=0)
+
+
+def test_masks_cover_every_token_up_to_the_stop_token(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama)
+    lengths = found.response_mask.sum(dim=1)
+    assert 0 < found.finished.sum() < len(lengths)
+    for row, length in enumerate(lengths.tolist()):
+        assert found.response_mask[row, :length].all()
+        said, rest = found.response_ids[row, :length], found.response_ids[row, length:]
+        assert (said == 1).nonzero().flatten().tolist() == ([length - 1] if found.finished[row] else [])
+        assert (rest == asked.tokenizer.pad_token_id).all()
+        assert found.finished[row] or length == 20
+        assert (found.logprobs[row, :length] < 0).all()
+        assert (found.logprobs[row, length:] == 0).all()
+
+
+def test_padding_with_the_stop_token_changes_nothing(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = asked.decoded(llama, repetition_penalty=1.2)
+    asked.tokenizer.pad_token = asked.tokenizer.eos_token
+    asked.ids = asked.ids.where(asked.mask, torch.tensor(1))
+    found = asked.decoded(llama, repetition_penalty=1.2)
+    assert torch.equal(found.response_mask, expected.response_mask)
+    assert torch.equal(found.response_ids[found.response_mask], expected.response_ids[found.response_mask])
+    assert (found.response_ids[~found.response_mask] == 1).all()
+    torch.testing.assert_close(found.behavior_logprobs, expected.behavior_logprobs, atol=1e-5, rtol=0)
+
+
+def test_the_repetition_penalty_knows_prompt_and_response_but_no_padding(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama, repetition_penalty=1.5, max_new_tokens=8)
+    for row in range(len(asked.ids)):
+        before = asked.ids[row][asked.mask[row]].tolist()
+        for column, logits in enumerate(asked.logits(llama, found, row)):
+            seen = torch.zeros_like(logits, dtype=torch.bool)
+            seen[before] = True
+            penalised = logits.where(~seen, torch.where(logits > 0, logits / 1.5, logits * 1.5))
+            token = int(found.response_ids[row, column])
+            expected = torch.log_softmax(penalised, dim=0)[token]
+            torch.testing.assert_close(found.behavior_logprobs[row, column], expected, atol=1e-5, rtol=0)
+            before.append(token)
+
+
+def test_a_row_stops_unfinished_at_the_context_limit(asked: Any, llama: Any) -> None:
+    free, found = asked.decoded(llama), asked.decoded(llama, context_limit=8)
+    room = 8 - asked.mask.sum(dim=1)
+    assert room.min() < 0 < room.max()
+    expected = torch.minimum(free.response_mask.sum(dim=1), room).clamp(min=0)
+    assert torch.equal(found.response_mask.sum(dim=1), expected)
+    assert torch.equal(found.finished, free.finished & (free.response_mask.sum(dim=1) <= room))
+    for row in (room <= 0).nonzero().flatten().tolist():
+        assert found.texts[row] == ""
+    width = found.response_ids.shape[1]
+    assert torch.equal(found.response_ids, (free.response_ids[:, :width] * found.response_mask))
+
+
+def test_no_room_at_all_gives_one_empty_column(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama, context_limit=1)
+    assert found.response_ids.shape == (12, 1)
+    assert not found.response_mask.any()
+    assert not found.finished.any()
+
+
+def test_no_stop_token_comes_before_the_minimum_length(asked: Any, llama: Any) -> None:
+    free, found = asked.decoded(llama), asked.decoded(llama, min_new_tokens=6)
+    assert free.response_mask.sum(dim=1).min() < 6
+    assert found.response_mask.sum(dim=1).min() > 6
+    assert (found.response_ids == 1).any()
+    torch.testing.assert_close(found.logprobs, asked.teacher_forced(llama, found), atol=1e-5, rtol=0)
+    early = torch.zeros_like(found.response_mask)
+    early[:, :6] = True
+    assert (found.behavior_logprobs > found.logprobs)[early & found.response_mask].all()
+    later = ~early & found.response_mask
+    torch.testing.assert_close(found.behavior_logprobs[later], found.logprobs[later], atol=1e-6, rtol=0)
+
+
+def test_a_row_ends_with_the_token_that_completes_a_stop_string(asked: Any, llama: Any) -> None:
+    free = asked.decoded(llama)
+    long = [text for text in free.texts if len(text) > 6]
+    stops = (long[0][3:5], long[1][2], "never said")
+    found = asked.decoded(llama, stop_strings=stops)
+    assert sum(text.endswith(stops) for text in found.texts) >= 2
+    for row, text in enumerate(free.texts):
+        ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+        assert found.texts[row] == (text[: min(ends)] if ends else text)
+        assert found.finished[row] == (bool(ends) or bool(free.finished[row]))
+        length = int(found.response_mask[row].sum())
+        assert found.response_ids[row, :length].tolist() == free.response_ids[row, :length].tolist()
+        if ends:
+            one_less = asked.tokenizer.decode(found.response_ids[row, : length - 1], skip_special_tokens=True)
+            assert not any(stop in one_less for stop in stops)
+        else:
+            assert length == free.response_mask[row].sum()
+
+
+def test_a_stop_string_in_the_prompt_ends_nothing(asked: Any, llama: Any) -> None:
+    free = asked.decoded(llama, rows=slice(0, 1))
+    prompt, start = asked.tokenizer.decode(asked.ids[0][asked.mask[0]]), free.texts[0][:1]
+    found = asked.decoded(llama, rows=slice(0, 1), stop_strings=(prompt, prompt[-1] + start))
+    assert found.texts == free.texts
+
+
+def test_texts_are_what_the_tokens_say(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama)
+    for row, mask in enumerate(found.response_mask):
+        ids = found.response_ids[row][mask]
+        assert found.texts[row] == asked.tokenizer.decode(ids, skip_special_tokens=True)
+        assert len(found.texts[row]) == (ids > 2).sum()
+
+
+def test_the_generation_config_of_a_model_changes_nothing_but_its_stop_tokens(asked: Any, llama: Any) -> None:
+    expected = asked.decoded(llama)
+    llama.generation_config = GenerationConfig(
+        do_sample=False, temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=9.0, max_new_tokens=2,
+        min_new_tokens=20, bad_words_ids=[[5]], forced_eos_token_id=9,
+    )  # fmt: skip
+    same(asked.decoded(llama), expected)
+
+
+def test_stop_tokens_are_special_tokens_that_tokenizer_or_model_name(asked: Any, llama: Any) -> None:
+    assert stop_ids(llama, asked.tokenizer) == (1,)
+    llama.generation_config.eos_token_id = [1, 2]
+    assert stop_ids(llama, asked.tokenizer) == (1, 2)
+    llama.generation_config.eos_token_id = None
+    llama.config.eos_token_id = 7  # a letter: a default that was never meant for this tokenizer
+    assert stop_ids(llama, asked.tokenizer) == (1,)
+    llama.config.eos_token_id = [0, 7]
+    assert stop_ids(llama, asked.tokenizer) == (0, 1)
+
+
+def test_log_probabilities_may_enter_a_loss(asked: Any, llama: Any) -> None:
+    weight = torch.ones((), requires_grad=True)
+    found = asked.decoded(llama, top_p=0.9)
+    (weight * (found.logprobs - found.behavior_logprobs)).exp().sum().backward()
+    assert weight.grad is not None
+    logits = llama(input_ids=found.response_ids).logits  # the model is still trainable
+    logits.sum().backward()
+
+
+def test_progress_is_told_after_every_token_and_ends_with_all_rows(asked: Any, llama: Any) -> None:
+    told: list[tuple[int, int]] = []
+    asked.decoded(llama, batch_size=4, poll=lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {12}
+    done = [done for done, _ in told]
+    assert done == sorted(done)
+    assert done[-1] == 12
+    assert len(done) >= 20
+
+
+def test_an_interrupted_decode_leaves_the_model_as_it_was(asked: Any, llama: Any) -> None:
+    expected = asked.decoded(llama)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked.decoded(llama, poll=interrupt)
+    assert llama.config._attn_implementation == "sdpa"
+    same(asked.decoded(llama), expected)
+    torch.testing.assert_close(expected.logprobs, asked.teacher_forced(llama, expected), atol=1e-5, rtol=0)
+
+
+def test_dropout_must_be_off(asked: Any, llama: Any) -> None:
+    with pytest.raises(AssertionError, match="dropout"):
+        asked.decoded(llama.train())
+
+
+def test_logits_that_are_not_numbers_are_an_error(asked: Any, llama: Any) -> None:
+    asked.decoded(llama)
+    with torch.no_grad():
+        llama.lm_head.weight[5, 0] = torch.nan
+    for greedy in (False, True):
+        with pytest.raises(FloatingPointError, match="not numbers"):
+            asked.decoded(llama, greedy=greedy)
+
+
+def test_a_prompt_without_tokens_is_an_error(asked: Any, llama: Any) -> None:
+    asked.mask[4] = False
+    with pytest.raises(ValueError, match="prompt 4 has no tokens"):
+        asked.decoded(llama)
+
+
+def test_no_prompts_give_no_responses(asked: Any, llama: Any) -> None:
+    found = asked.decoded(llama, rows=slice(0, 0))
+    assert found.response_ids.shape == (0, 1)
+    assert found.texts == []

@@ -1,0 +1,174 @@
+"""The three ways of decoding, on the architectures that they are for, and the same forwards on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RwkvConfig,
+)
+
+from ippo_cli.rollout import forwards
+from ippo_cli.rollout.continuous import Continuous
+from ippo_cli.rollout.forwards import forwards_for
+from ippo_cli.rollout.waves import Recompute, Waves
+
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SPECIAL}
+GROUPED = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
+ALTERNATING = ["sliding_attention", "full_attention"]
+
+CONTINUOUS = {
+    "gpt2 (learned positions)": lambda v: GPT2Config(
+        vocab_size=v, n_embd=32, n_layer=2, n_head=4, n_positions=128, **SPECIAL
+    ),
+    "opt (shifted learned positions)": lambda v: OPTConfig(
+        vocab_size=v, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=128, **COMMON
+    ),
+    "gpt-neox (partial rotation)": lambda v: GPTNeoXConfig(vocab_size=v, intermediate_size=64, **COMMON),
+    "qwen2 (grouped queries)": lambda v: Qwen2Config(vocab_size=v, **GROUPED),
+    "qwen3": lambda v: Qwen3Config(vocab_size=v, **GROUPED),
+    "mistral (short sliding window)": lambda v: MistralConfig(vocab_size=v, sliding_window=6, **GROUPED),
+    "gemma2 (soft caps, sliding window)": lambda v: Gemma2Config(
+        vocab_size=v, sliding_window=6, layer_types=ALTERNATING, query_pre_attn_scalar=8, **GROUPED
+    ),
+    "gemma3 (two rotations, sliding window)": lambda v: Gemma3TextConfig(
+        vocab_size=v, sliding_window=6, layer_types=ALTERNATING, query_pre_attn_scalar=8, **GROUPED
+    ),
+}  # fmt: skip
+OTHERS = {
+    "bloom (ALiBi)": (Waves, lambda v: BloomConfig(vocab_size=v, hidden_size=32, n_layer=2, n_head=4, **SPECIAL)),
+    "falcon (ALiBi)": (Waves, lambda v: FalconConfig(vocab_size=v, alibi=True, **COMMON)),
+    "mamba (recurrent)": (
+        Waves, lambda v: MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=8, **SPECIAL)
+    ),
+    "rwkv (a state of its own)": (
+        Recompute, lambda v: RwkvConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, context_length=64, **SPECIAL)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
+    name: str, asked: Any, random_weights: Callable[..., Any]
+) -> None:
+    model = random_weights(CONTINUOUS[name](len(asked.tokenizer)))
+    assert isinstance(forwards_for(model), Continuous)
+    found = asked.decoded(model)
+    assert found.response_mask.sum() > 60
+    torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_decoded_in_the_way_that_their_state_allows(
+    name: str, asked: Any, random_weights: Callable[..., Any]
+) -> None:
+    way, config = OTHERS[name]
+    model = random_weights(config(len(asked.tokenizer)), scale=2.0)
+    assert isinstance(forwards_for(model), way)
+    found = asked.decoded(model, max_new_tokens=12)
+    assert found.response_mask.sum() > 60
+    torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
+
+
+def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = asked.decoded(llama)
+    for way in (Waves, Recompute):
+        monkeypatch.setitem(forwards._known, llama, way)
+        found = asked.decoded(llama, batch_size=4)
+        assert torch.equal(found.response_ids, expected.response_ids)
+        assert torch.equal(found.finished, expected.finished)
+        torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+
+
+def test_half_precision_is_decoded_in_half_precision(asked: Any, llama: Any) -> None:
+    model = llama.to(torch.bfloat16)
+    assert isinstance(forwards_for(model), Continuous)
+    found = asked.decoded(model)
+    assert found.logprobs.dtype == torch.float32
+    # Rounding of bfloat16 differs between a step and a whole sequence, and grows with log-probabilities of about -4.
+    torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=0.3, rtol=0)
+
+
+def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> None:
+    class View(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lm = llama
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.lm(**inputs)
+
+    view = View().eval()
+    assert isinstance(forwards_for(view), Continuous)
+    assert torch.equal(asked.decoded(view).response_ids, asked.decoded(llama).response_ids)
+
+
+class Ranks:
+    """Threads that stand for ranks: `any_rank` is a barrier, as a collective is."""
+
+    def __init__(self, count: int) -> None:
+        self.flags = [False] * count
+        self.barrier = threading.Barrier(count, timeout=30)
+
+    def any_rank(self, rank: int) -> Callable[[bool], bool]:
+        def ask(flag: bool) -> bool:
+            self.flags[rank] = flag
+            self.barrier.wait()
+            found = any(self.flags)
+            self.barrier.wait()
+            return found
+
+        return ask
+
+
+@pytest.mark.parametrize("way", [Continuous, Waves])
+def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way: Any) -> None:
+    parts = [slice(0, 9), slice(9, 9), slice(9, 12), slice(4, 5)]
+    expected = [asked.decoded(llama, rows=part) for part in parts]
+    ranks, found = Ranks(len(parts)), [None] * len(parts)
+    turns: list[list[int]] = [[] for _ in parts]
+
+    def decode_on(rank: int) -> None:
+        ask, count = ranks.any_rank(rank), 0
+        model = deepcopy(llama)
+        forwards._known[model] = way
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        def any_rank(flag: bool) -> bool:
+            turns[rank].append(count)
+            return ask(flag)
+
+        model.register_forward_hook(counted)
+        found[rank] = asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
+        turns[rank].append(count)
+
+    threads = [threading.Thread(target=decode_on, args=(rank,), daemon=True) for rank in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert turns[0] == turns[1] == turns[2] == turns[3]
+    assert turns[0][-1] > 20
+    for one, alone in zip(found, expected, strict=True):
+        assert torch.equal(one.response_ids, alone.response_ids)
+        torch.testing.assert_close(one.logprobs, alone.logprobs, atol=1e-5, rtol=0)

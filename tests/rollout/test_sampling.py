@@ -1,0 +1,147 @@
+"""Uniform numbers by row, and tokens drawn from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ippo_cli.rollout.sampling import Choice, Sampling, choose, uniforms
+
+PLAIN = Sampling(
+    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=8, min_new_tokens=0,
+    stop_strings=(), greedy=False,
+)  # fmt: skip
+LAST = 1 - 2**-53  # the largest number below 1
+
+
+def drawn(logits: Tensor, numbers: list[float] | Tensor, **settings: Any) -> Choice:
+    """One row of logits, one draw for each number."""
+    numbers = torch.as_tensor(numbers, dtype=torch.float64)
+    rows = logits.expand(len(numbers), -1)
+    return choose(rows, replace(PLAIN, **settings), uniform=numbers, seen=None, banned=None)
+
+
+def test_a_rows_numbers_depend_on_seed_stream_and_index_alone() -> None:
+    numbers = uniforms(7, "train/a", torch.tensor([5, 900, 2]), 16)
+    assert numbers.dtype == torch.float64
+    assert torch.equal(uniforms(7, "train/a", torch.tensor([2, 5]), 4), numbers[[2, 0], :4])
+    for other in (uniforms(8, "train/a", torch.tensor([5]), 16), uniforms(7, "train/b", torch.tensor([5]), 16)):
+        assert not (other == numbers[:1]).any()
+    assert not (numbers[0] == numbers[1]).any()
+
+
+def test_the_numbers_of_a_run_are_the_same_in_every_version() -> None:
+    found = uniforms(0, "train/solver", torch.tensor([0, 12345]), 2)
+    assert found.tolist() == [[0.08615205812369842, 0.7135174500115636], [0.9849791347713346, 0.8118923288189318]]
+
+
+def test_numbers_are_uniform() -> None:
+    numbers = uniforms(1, "s", torch.arange(200), 100)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    shares = torch.histc(numbers.float(), bins=10, min=0, max=1) / numbers.numel()
+    torch.testing.assert_close(shares, torch.full((10,), 0.1), atol=0.01, rtol=0)
+    neighbours = torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))
+    assert abs(neighbours[0, 1]) < 0.02
+
+
+def test_tokens_stand_in_vocabulary_order_along_the_unit_interval() -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
+    found = drawn(logits, [0.0, 0.09, 0.11, 0.29, 0.31, 0.59, 0.61, LAST])
+    assert found.tokens.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(found.logprobs, logits[0][found.tokens])
+
+
+def test_an_impossible_token_is_never_drawn_not_even_at_the_ends() -> None:
+    nothing = -math.inf
+    logits = torch.tensor([[nothing, nothing, 1.0, nothing, 1.0, -200.0, nothing]])
+    assert drawn(logits, [0.0, 0.4999, 0.5001, LAST]).tokens.tolist() == [2, 2, 4, 4]
+    wide = torch.full((1, 50_000), nothing)
+    wide[0, 100:40_000] = torch.randn(39_900, generator=torch.Generator().manual_seed(0))
+    found = drawn(wide, [0.0, 1e-12, 0.5, 1 - 1e-9, LAST])
+    assert found.tokens.min() >= 100
+    assert found.tokens.max() < 40_000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.8, "min_p": 0.1},
+        {"top_k": 100, "top_p": 0.9},
+    ],
+)
+def test_evenly_spread_numbers_give_every_token_its_filtered_probability(settings: dict[str, Any]) -> None:
+    logits = 2 * torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
+    count = 20_000
+    found = drawn(logits, (torch.arange(count, dtype=torch.float64) + 0.5) / count, **settings)
+    warpers = {
+        "temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+    }  # fmt: skip
+    steps = LogitsProcessorList([warper(settings[name]) for name, warper in warpers.items() if name in settings])
+    expected = torch.log_softmax(steps(None, logits), dim=-1)[0]
+    shares = torch.bincount(found.tokens, minlength=12) / count
+    torch.testing.assert_close(shares, expected.exp(), atol=1.01 / count, rtol=0)
+    torch.testing.assert_close(found.behavior_logprobs, expected[found.tokens], atol=1e-5, rtol=0)
+    tempered = torch.log_softmax(logits / settings.get("temperature", 1.0), dim=-1)[0]
+    torch.testing.assert_close(found.logprobs, tempered[found.tokens], atol=1e-5, rtol=0)
+
+
+def test_the_repetition_penalty_counts_in_the_behavior_alone() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, 1.0]])
+    seen = torch.tensor([[True, True, False, False]])
+    settings = replace(PLAIN, repetition_penalty=1.5, temperature=0.8)
+    penalised = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 1]]), logits) / 0.8
+    for number in (0.05, 0.5, 0.95):
+        found = choose(logits, settings, uniform=torch.tensor([number]), seen=seen, banned=None)
+        token = found.tokens
+        torch.testing.assert_close(found.behavior_logprobs, torch.log_softmax(penalised, -1)[0, token])
+        torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / 0.8, -1)[0, token])
+
+
+def test_a_banned_token_is_not_drawn_but_keeps_its_share_in_the_plain_log_probability() -> None:
+    logits = torch.tensor([[3.0, 0.0, 0.0]])
+    banned = torch.tensor([[True, False, False]])
+    settings = replace(PLAIN, min_new_tokens=1)
+    found = choose(logits, settings, uniform=torch.tensor([0.1]), seen=None, banned=banned)
+    assert found.tokens.tolist() == [1]
+    torch.testing.assert_close(found.behavior_logprobs, torch.tensor([0.5]).log())
+    torch.testing.assert_close(found.logprobs, torch.log_softmax(logits, -1)[:, 1])
+
+
+def test_without_filters_both_log_probabilities_are_one_tensor() -> None:
+    plain = drawn(torch.zeros(1, 4), [0.3])
+    assert plain.behavior_logprobs is plain.logprobs
+    for settings in ({"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"min_new_tokens": 1}):
+        assert drawn(torch.zeros(1, 4), [0.3], **settings).behavior_logprobs is not plain.logprobs
+        assert replace(PLAIN, **settings).filters
+    assert not PLAIN.filters
+
+
+def test_greedy_takes_the_likeliest_penalised_token_and_temperature_zero_means_one() -> None:
+    logits = torch.tensor([[2.0, 1.5, -1.0]])
+    for temperature, divisor in ((0.0, 1.0), (0.5, 0.5)):
+        settings = replace(PLAIN, greedy=True, temperature=temperature)
+        found = choose(logits, settings, uniform=None, seen=None, banned=None)
+        assert found.tokens.tolist() == [0]
+        torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / divisor, -1)[:, 0])
+    seen = torch.tensor([[True, False, False]])
+    settings = replace(PLAIN, greedy=True, repetition_penalty=2.0)
+    assert choose(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]

@@ -1,0 +1,85 @@
+"""Rows of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.schema import JsonlConfig, TaskKind
+from ippo_cli.tasks.jsonl import jsonl_examples
+
+ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(path)
+
+
+def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConfig:
+    return JsonlConfig(
+        kind=TaskKind.jsonl, agents={}, headline="sampled/score", train=train, train_split="train", eval=held_out,
+        eval_split="test", data_config=None, chat_template=False,
+        **{"train_size": None, "eval_size": None, **changes},
+    )  # fmt: skip
+
+
+def rows(found: Sequence[Any]) -> list[dict[str, Any]]:
+    return [dict(found[row]) for row in range(len(found))]
+
+
+def test_json_lines_are_read_in_the_files_order(file: str) -> None:
+    train, held_out = jsonl_examples(config(file, file, train_size=4, eval_size=100), seed=0)
+    assert rows(train) == ROWS[:4]
+    assert rows(held_out) == ROWS
+
+
+def test_parquet_is_read_as_well(file: str, tmp_path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
+    _, held_out = jsonl_examples(config(file, str(tmp_path / "rows.parquet"), eval_size=2), seed=0)
+    assert rows(held_out) == ROWS[:2]
+
+
+def test_a_file_that_changed_is_read_again(file: str) -> None:
+    jsonl_examples(config(file, file), seed=0)
+    Path(file).write_text('{"prompt": "another one, and longer than before", "answer": "x"}\n')
+    train, _ = jsonl_examples(config(file, file), seed=0)
+    assert rows(train) == [{"prompt": "another one, and longer than before", "answer": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "there is no such file"), ("", "rows"), ('{"a": 1}\n{"a": \n', "no rows could be read")],
+    ids=["missing", "empty", "broken"],
+)
+def test_a_file_without_rows_is_told_by_its_key(text: str | None, said: str, file: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PreflightError, match=said) as raised:
+        jsonl_examples(config(file, str(path)), seed=0)
+    assert str(raised.value).startswith(f"task.eval={path}")
+    assert raised.value.exit_code == 3
+
+
+def test_a_name_that_is_no_file_is_looked_up_as_a_dataset(file: str) -> None:
+    with pytest.raises(PreflightError, match=r"^task\.train=no/such-dataset: no rows could be read \("):
+        jsonl_examples(config("no/such-dataset", file), seed=0)
+
+
+def test_data_must_be_named(file: str) -> None:
+    with pytest.raises(ConfigError, match=r"^task\.eval=null names no data; "):
+        jsonl_examples(config(file, None), seed=0)

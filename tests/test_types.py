@@ -1,0 +1,103 @@
+"""Rows of carriers move whole, and trimming cuts response columns alone."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ippo_cli.types import Minibatch, PromptBatch, Rollout, Targets, take, trimmed
+
+B, R = 4, 5
+MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+
+
+def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers whose tens, or more, say the row."""
+    rows = torch.arange(shape[0], dtype=dtype).reshape(-1, *[1] * (len(shape) - 1)) * 10
+    return rows + (torch.arange(shape[1], dtype=dtype) if len(shape) == 2 else 0)
+
+
+def rollout(prompt_width: int = 3) -> Rollout:
+    return Rollout(
+        prompt_ids=numbered(B, prompt_width, dtype=torch.long), prompt_mask=torch.ones(B, prompt_width).bool(),
+        response_ids=numbered(B, R, dtype=torch.long), response_mask=MASK, turn=torch.where(MASK, 0, -1),
+        logprobs=numbered(B, R), behavior_logprobs=numbered(B, R) + 0.5, finished=torch.tensor([1, 0, 1, 0]).bool(),
+        texts=[f"row {row}" for row in range(B)],
+    )  # fmt: skip
+
+
+def targets() -> Targets:
+    return Targets(
+        rewards=numbered(B, R), values=numbered(B, R) + 0.1, final_values=numbered(B), ref_logprobs=numbered(B, R) + 0.2,
+        advantages=numbered(B, R) + 0.3, returns=numbered(B, R) + 0.4, loss_mask=MASK,
+    )  # fmt: skip
+
+
+def test_lengths_reach_to_the_last_own_token_holes_included() -> None:
+    assert rollout().lengths.tolist() == [3, 4, 0, 5]
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([2, 0, 0]), range(0, 4, 2), []])
+def test_a_row_moves_whole(rows: object) -> None:
+    wanted = rows.tolist() if isinstance(rows, Tensor) else list(rows)  # type: ignore[call-overload]
+    whole = rollout()
+    moved = Rollout(**take(whole, rows))  # type: ignore[arg-type]
+    for field in fields(Rollout):
+        old, new = getattr(whole, field.name), getattr(moved, field.name)
+        assert len(new) == len(wanted)
+        for place, row in enumerate(wanted):
+            assert new[place] == old[row] if isinstance(old, list) else torch.equal(new[place], old[row])
+
+
+def test_prompts_move_with_their_examples_and_indices() -> None:
+    batch = PromptBatch(ids=numbered(3, 2).long(), mask=torch.ones(3, 2).bool(), examples=[{"n": n} for n in range(3)],
+                        index=torch.tensor([7, 8, 9]))  # fmt: skip
+    moved = PromptBatch(**take(batch, [2, 1]))
+    assert moved.examples == [{"n": 2}, {"n": 1}]
+    assert moved.index.tolist() == [9, 8]
+    assert moved.ids[:, 0].tolist() == [20, 10]
+
+
+@pytest.mark.parametrize("prompt_width", [3, R, B])
+def test_trimming_cuts_response_columns_and_nothing_else(prompt_width: int) -> None:
+    cut = trimmed(rollout(prompt_width), R, 4)
+    assert cut.response_ids.shape == cut.logprobs.shape == cut.turn.shape == cut.response_mask.shape == (B, 4)
+    assert cut.prompt_ids.shape == cut.prompt_mask.shape == (B, prompt_width)
+    assert cut.finished.shape == (B,)
+    assert torch.equal(cut.logprobs, rollout().logprobs[:, :4])
+    short = trimmed(targets(), R, 2)
+    assert short.advantages.shape == short.loss_mask.shape == (B, 2)
+    assert torch.equal(short.final_values, targets().final_values)
+
+
+def test_rows_of_a_minibatch_are_as_wide_as_their_longest_response_and_keep_the_global_counts() -> None:
+    whole = Minibatch(rollout=rollout(), targets=targets(), num_tokens=99, num_sequences=7)
+    part = whole.rows([1, 0])
+    assert part.rollout.response_ids.shape == part.targets.returns.shape == (2, 4)
+    assert part.rollout.texts == ["row 1", "row 0"]
+    assert (part.num_tokens, part.num_sequences) == (99, 7)
+    assert torch.equal(part.targets.advantages, targets().advantages[[1, 0], :4])
+    assert torch.equal(part.targets.final_values, targets().final_values[[1, 0]])
+
+
+def test_rows_that_are_all_empty_keep_one_column() -> None:
+    part = Minibatch(rollout=rollout(), targets=targets(), num_tokens=1, num_sequences=1).rows([2])
+    assert part.rollout.response_mask.tolist() == [[False]]
+
+
+def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
+    whole = Minibatch(rollout=rollout(), targets=targets(), num_tokens=99, num_sequences=7)
+    ignored = whole.ignored()
+    assert not ignored.targets.loss_mask.any()
+    assert ignored.targets.loss_mask.shape == MASK.shape
+    assert ignored.rollout is whole.rollout
+    assert whole.targets.loss_mask.any(), "the original is left alone"
+
+
+def test_carriers_cannot_be_written_into() -> None:
+    with pytest.raises(FrozenInstanceError):
+        rollout().texts = []  # type: ignore[misc]
+    assert replace(rollout(), texts=["other"] * B).texts[0] == "other"

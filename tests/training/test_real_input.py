@@ -1,0 +1,50 @@
+"""Real data: a JSON-lines file, a model loaded from a folder, a chat template, and a user's reward function."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from small import rows
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
+from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.training.trainer import run_training
+
+ROOT = Path(__file__).resolve().parents[2]
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason="the GSM8K files are not beside the checkout")
+@pytest.mark.parametrize("chat", ["false", "true"])
+def test_gsm8k_runs_with_a_small_model_and_a_reward_function(tmp_path, chat):
+    example = ROOT / "scripts" / "examples"
+    runpy.run_path(str(example / "small_model.py"))["make"](
+        GSM8K / "test.jsonl", tmp_path / "model", vocabulary=512, hidden=32, layers=1, seed=0
+    )
+    overrides = [
+        "task=gsm8k", f"task.train={GSM8K / 'train.jsonl'}", f"task.eval={GSM8K / 'test.jsonl'}", "task.train_size=64",
+        "task.eval_size=19", f"task.chat_template={chat}", "actor=full", f"actor.model={tmp_path / 'model'}",
+        "actor.dtype=bf16", "actor.learning_rate=1e-4", "reward=function", "algorithm=ppo",
+        f"reward.function={example / 'gsm8k_reward.py'}:solved", "rollout.buffer_size=8", "rollout.num_generations=2",
+        "algorithm.mini_batch_size=4", "rollout.max_new_tokens=12", "num_iterations=null", "num_epochs=0.1",
+        "evaluation.every=0", "tracker.tensorboard=false", "tracker.console=plain", f"output_dir={tmp_path}",
+        "algorithm.kl.loss.coef=0.01", "actor.gradient_checkpointing=true",
+    ]  # fmt: skip
+    plain = resolve(compose_node(overrides))
+    config = typed(plain)
+    check(config, 1)
+    folder = reserve_folder(tmp_path / "run")
+    start_files(folder, to_yaml(plain), overrides, ["ippo-train"])
+    run_training(config, folder, resumed=False)
+    found = rows(folder)
+    assert [row["iteration"] for row in found] == [0, 1, 2], "0.1 epochs of 64 rows are two iterations of 4 prompts"
+    assert found[-1]["solver/score/failed_share"] == 0
+    assert 0 <= found[-1]["eval/sampled/has_number"] <= 1
+    sample = json.loads((folder / "samples" / "eval_00000000.jsonl").read_text().splitlines()[0])
+    prompt = sample["agents"]["solver"]["prompt"]
+    assert prompt.startswith("<|user|>") == (chat == "true")
