@@ -190,7 +190,31 @@ def migrating_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+CORRIDOR = ("types.py", "tasks", "rollout", "rewards", "agents", "algorithms", "formulas", "models", "engine", "training",
+            "config", "cli")  # fmt: skip
+TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
+
+
+def readme() -> str:
+    """The README with its tour of the code renewed."""
+    before, rest = (ROOT / "README.md").read_text().split(TOUR[0])
+    after = rest.split(TOUR[1])[1]
+    lines = ["| where | what |", "|---|---|"]
+    for place in CORRIDOR:
+        path = ROOT / "src" / "ippo_cli" / place
+        files = [path] if path.is_file() else sorted(path.glob("*.py"), key=lambda f: (f.name != "__init__.py", f.name))
+        lines += [_tour_line(file) for file in files]
+    return before + TOUR[0] + "\n".join(lines) + "\n" + TOUR[1] + after
+
+
+def _tour_line(file: Path) -> str:
+    name = str(file.relative_to(ROOT / "src" / "ippo_cli"))
+    shown = f"**`{file.parent.name}/`**" if file.name == "__init__.py" else f"`{name}`"
+    return f"| {shown} | {(ast.get_docstring(ast.parse(file.read_text())) or '').splitlines()[0]} |"
+
+
 PAGES = {
+    "README.md": readme,
     "src/ippo_cli/cli/help.txt": help_text,
     "docs/config.md": config_page,
     "docs/metrics.md": metrics_page,
