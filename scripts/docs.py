@@ -190,8 +190,10 @@ def migrating_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-CORRIDOR = ("types.py", "tasks", "rollout", "rewards", "agents", "algorithms", "formulas", "models", "engine", "training",
-            "config", "cli")  # fmt: skip
+CORRIDOR = (
+    "types.py", "tasks", "rollout", "rewards", "agents", "algorithms", "formulas", "models", "engine", "training",
+    "config", "cli",
+)  # fmt: skip
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
 
 

@@ -41,7 +41,7 @@ def gae(
     for stop in range(values.shape[1], 0, -BLOCK):
         columns = slice(max(stop - BLOCK, 0), stop)
         own = _by_column(response_mask[:, columns].bool())
-        reward = torch.where(own, _by_column(rewards[:, columns]), 0.0)
+        reward = _by_column(rewards[:, columns])
         value = torch.where(own, _by_column(values[:, columns]), 0.0)
         # Off the mask both recurrences hand on what comes from the right: their factor is 1 and their term is 0.
         ahead = torch.cat([value.to(dtype), next_value[None]])
@@ -165,7 +165,7 @@ def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool
     ends = slots.new_full((rows, turns), nowhere).scatter_reduce(
         1, slots, torch.where(own, columns, nowhere), "amax" if last else "amin"
     )
-    return own & (ends.gather(1, slots) == columns)
+    return ends.gather(1, slots) == columns
 
 
 def _against_group(score: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:

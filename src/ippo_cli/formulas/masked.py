@@ -103,9 +103,9 @@ def _centered(x: Tensor, mask: Tensor) -> Tensor:
 
     The mean is taken of the distances to the smallest entry, which are exactly 0 when all entries are equal.
     """
-    x = keep(x, mask)
+    x = as_real(x)
     if x.numel() == 0:
         return x
     smallest = torch.where(mask.bool(), x.detach(), torch.inf).amin()
-    distance = keep(x - torch.where(smallest.isinf(), 0.0, smallest), mask)
+    distance = keep(x - smallest, mask)
     return keep(distance - masked_mean(distance, mask), mask)

@@ -11,14 +11,17 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from safetensors import SafetensorError
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.targets import Algorithm
@@ -31,6 +34,7 @@ from ippo_cli.training.run import RunState
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+NAME = re.compile(r"step_\d+")
 MAX_FAILURES_IN_A_ROW = 3
 
 
@@ -79,18 +83,23 @@ class Checkpoints:
         if self._saved != iteration:
             final = self.folder / step_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
-            failure = self._write(state, temporary)
-            entries = distributed.gather_objects(failure)
-            if any(entries):
-                self._give_up(temporary, next(entry for entry in entries if entry))
+            failures = self._write(state, temporary)
+            failures = [failure for rank in distributed.gather_objects(failures) for failure in rank]
+            if not failures and distributed.is_main():
+                with noting(failures):
+                    commit(temporary, final)
+            failures = distributed.broadcast_object(failures)
+            if failures:
+                self._give_up(temporary, failures[0])
                 return False
-            if distributed.is_main():
-                commit(temporary, final)
-            distributed.barrier()
             self._failures, self._saved = 0, iteration
         if distributed.is_main():
-            self._point(iteration, best=best)
-            self._prune()
+            failures = []
+            with noting(failures):
+                self._point(iteration, best=best)
+                self._prune()
+            if failures:  # the checkpoint is there: pointers are a convenience, and old ones go the next time
+                print(f"warning: {self.folder} could not be tidied ({failures[0]})", flush=True)
         distributed.barrier()
         return True
 
@@ -120,31 +129,25 @@ class Checkpoints:
         self._saved = state.progress.iteration
         return found
 
-    def _write(self, state: State, temporary: Path) -> str | None:
-        """Write this rank's part; what went wrong, or None."""
-        try:
-            if distributed.is_main():
+    def _write(self, state: State, temporary: Path) -> list[str]:
+        """Write this rank's part; what went wrong. Whatever fails, a rank goes on: the others wait for its part."""
+        failures: list[str] = []
+        if distributed.is_main():
+            with noting(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
-        except OSError as error:
-            failure = f"{error.strerror}: {temporary}"
-        else:
-            failure = None
-        # Engines save together or not at all: a rank alone in a collective call would wait for ever.
-        if any(distributed.gather_objects(failure)):
-            return failure or "another rank could not write"
-        try:
-            for name, agent in state.agents.items():
-                for learner in agent.learners:
+        if any(distributed.gather_objects(failures)):
+            return failures
+        for name, agent in state.agents.items():
+            for learner in agent.learners:
+                with noting(failures):
                     learner.engine.save(temporary / name / f"engine_{learner.role}")
-                save_for_loading(agent, temporary / name)
-            rng = temporary / f"rng_rank_{distributed.rank()}.json"
-            rng.write_text(json.dumps(state.rng))
+            save_for_loading(agent, temporary / name, failures)
+        with noting(failures):
+            (temporary / f"rng_rank_{distributed.rank()}.json").write_text(json.dumps(state.rng))
             if distributed.is_main():
                 (temporary / "state.json").write_text(json.dumps(_stored(state), indent=1))
-        except OSError as error:
-            return f"{error.strerror}: {error.filename}"
-        return None
+        return failures
 
     def _give_up(self, temporary: Path, reason: str) -> None:
         if distributed.is_main():
@@ -176,7 +179,7 @@ def step_name(iteration: int) -> str:
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints, oldest first."""
-    found = [path for path in folder.glob("step_*") if path.suffix != ".tmp" and (path / MANIFEST).is_file()]
+    found = [path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
@@ -202,14 +205,19 @@ def newest_intact(folder: Path) -> Path | None:
 def damaged(path: Path) -> str | None:
     """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is."""
     try:
-        listed: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
-    present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST}
+    present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
     if present != set(listed):
         return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
-    for name, entry in listed.items():
-        if (path / name).stat().st_size != entry["bytes"] or sha256_of(path / name) != entry["sha256"]:
+    for name, (size, digest) in listed.items():
+        try:
+            changed = (path / name).stat().st_size != size or sha256_of(path / name) != digest
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if changed:
             return f"{name} has changed"
     return None
 
@@ -224,7 +232,8 @@ def commit(temporary: Path, final: Path) -> None:
         str(file.relative_to(temporary)): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
     }
     write_atomically(temporary / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": listed}, indent=1))
-    sync_folder(temporary)
+    for folder in {temporary, *(file.parent for file in files)}:
+        sync_folder(folder)
     if final.exists():  # a damaged one of the same iteration that was passed over on resume
         shutil.rmtree(final)
     os.rename(temporary, final)
@@ -245,21 +254,33 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def save_for_loading(agent: Agent, folder: Path) -> None:
+def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> None:
     """`actor/` and `critic/` as `from_pretrained` reads them, written by rank 0 from weights of all ranks."""
     weights = agent.actor.engine.full_state_dict()
     critic_weights = agent.critic.engine.full_state_dict() if agent.critic is not None else None
     if weights is None:
         return
     policy = agent.actor.engine.module
-    policy.lm.save_pretrained(folder / "actor", state_dict=below("lm.", weights))
-    agent.tokenizer.save_pretrained(folder / "actor")
-    if agent.critic is not None:
-        model: ValueModel = agent.critic.engine.module
-        model.save_pretrained(folder / "critic", state_dict=critic_weights)
-        agent.tokenizer.save_pretrained(folder / "critic")
-    else:
-        policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+    with noting(failures):
+        policy.lm.save_pretrained(folder / "actor", state_dict=below("lm.", weights))
+        agent.tokenizer.save_pretrained(folder / "actor")
+        if agent.critic is not None:
+            model: ValueModel = agent.critic.engine.module
+            model.save_pretrained(folder / "critic", state_dict=critic_weights)
+            agent.tokenizer.save_pretrained(folder / "critic")
+        else:
+            policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+
+
+@contextmanager
+def noting(failures: list[str]) -> Iterator[None]:
+    """Keep what went wrong with a file, and go on."""
+    try:
+        yield
+    except OSError as error:
+        failures.append(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+    except SafetensorError as error:  # how safetensors tells of a full disk
+        failures.append(str(error))
 
 
 def below(prefix: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -171,11 +172,12 @@ def visible(text: str, width: int = 60) -> Text:
 
 
 def sparkline(numbers: Sequence[float], width: int = 24) -> str:
-    """The last numbers as a row of blocks, lowest to highest."""
-    shown = list(numbers[-width:])
-    low, high = min(shown), max(shown)
+    """The last numbers as a row of blocks, lowest to highest; a gap where one is not finite."""
+    finite = [number for number in numbers[-width:] if math.isfinite(number)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
-    return "".join(SPARKS[min(int((number - low) / span * len(SPARKS)), len(SPARKS) - 1)] for number in shown)
+    blocks = {number: SPARKS[min(int((number - low) / span * len(SPARKS)), len(SPARKS) - 1)] for number in finite}
+    return "".join(blocks.get(number, " ") for number in numbers[-width:])
 
 
 def _times(row: Mapping[str, float]) -> str:

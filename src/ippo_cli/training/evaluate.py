@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ippo_cli.config.errors import RewardError
+from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
@@ -45,6 +45,9 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
             raise RewardError(f"evaluation: {found['failed_share']:.0%} of the rows have no reward ({failure})")
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
+    if config.task.headline not in metrics:
+        raise ConfigError(f"task.headline={config.task.headline}", "is no evaluation metric of this task and reward",
+                          "use one of " + " ".join(metrics))  # fmt: skip
     return Evaluation(metrics=metrics, samples=samples)
 
 

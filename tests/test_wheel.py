@@ -1,0 +1,56 @@
+"""The wheel works anywhere: its commands run from another folder, with `conf/` inside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel alone; everything else is seen from this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
+    made = subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    wheel = folder / made.stdout.split()[-1]
+    names = zipfile.ZipFile(wheel).namelist()
+    expected = {f"ippo_cli/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert expected <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "outputs/", "conf/"))]
+    environment = folder / "env"
+    venv.create(environment, with_pip=False)
+    site = next((environment / "lib").glob("python*")) / "site-packages"
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "parent.pth").write_text("\n".join(ours) + "\n")
+    command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--quiet",
+               "--no-deps", "--no-index", "--ignore-installed", str(wheel)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return environment / "bin"
+
+
+def run(program: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_wheels_commands_compose_from_another_folder(installed, tmp_path):
+    told = run(installed / "ippo-train", "--help", folder=tmp_path)
+    assert told.returncode == 0
+    assert told.stdout.startswith("ippo-train:")
+    composed = run(installed / "ippo-train", "--cfg", "job", "--resolve", "algorithm=ppo", folder=tmp_path)
+    assert composed.returncode == 0, composed.stderr
+    assert "objective: clip" in composed.stdout
+    where = run(installed / "python", "-c", "from ippo_cli.config.load import config_dir; print(config_dir())",
+                folder=tmp_path)  # fmt: skip
+    assert Path(where.stdout.strip()).is_relative_to(installed.parent), "the wheel's own conf/ is what is read"
+    assert run(installed / "ippo-eval", "--help", folder=tmp_path).returncode == 0
+    assert not list(tmp_path.iterdir()), "looking leaves nothing behind"

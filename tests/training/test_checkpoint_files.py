@@ -1,0 +1,370 @@
+"""Checkpoints as folders: committed whole, verified before they are believed, pruned only after the next one is there."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.config.errors import ResumeError, StorageError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.training.checkpoint import (
+    MANIFEST,
+    MAX_FAILURES_IN_A_ROW,
+    Checkpoints,
+    Progress,
+    State,
+    all_checkpoints,
+    commit,
+    damaged,
+    newest_intact,
+    pointed,
+    restore_rng,
+    rng_state,
+    step_name,
+)
+from ippo_cli.training.run import RunState
+
+MakeCheckpoint = Callable[..., Path]
+ALGORITHM = load_config([]).algorithm
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """A maker of committed checkpoints with two files."""
+
+    def make(iteration: int) -> Path:
+        temporary = tmp_path / (step_name(iteration) + ".tmp")
+        (temporary / "low" / "actor").mkdir(parents=True)
+        (temporary / "low" / "actor" / "weights").write_bytes(bytes(range(256)) * 40)
+        (temporary / "state.json").write_text(json.dumps({"iteration": iteration}))
+        commit(temporary, tmp_path / step_name(iteration))
+        return tmp_path / step_name(iteration)
+
+    return make
+
+
+def test_a_commit_gives_the_folder_its_name_and_lists_every_file(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    made = checkpoint(5)
+    assert made.name == "step_00000005"
+    assert [path.name for path in tmp_path.iterdir()] == [made.name]
+    listed = json.loads((made / MANIFEST).read_text())["files"]
+    assert set(listed) == {"low/actor/weights", "state.json"}
+    assert listed["low/actor/weights"]["bytes"] == 256 * 40
+    assert damaged(made) is None
+
+
+def test_a_commit_replaces_a_damaged_one_of_the_same_iteration(checkpoint: MakeCheckpoint) -> None:
+    (checkpoint(5) / "state.json").write_text("changed")
+    assert damaged(checkpoint(5)) is None
+
+
+def flip(made: Path) -> None:
+    data = bytearray((made / "low/actor/weights").read_bytes())
+    data[5000] ^= 1
+    (made / "low/actor/weights").write_bytes(data)
+
+
+def truncate(made: Path) -> None:
+    (made / "low/actor/weights").write_bytes((made / "low/actor/weights").read_bytes()[:-1])
+
+
+def remove(made: Path) -> None:
+    (made / "state.json").unlink()
+
+
+def remove_folder(made: Path) -> None:
+    shutil.rmtree(made / "low")
+
+
+def add(made: Path) -> None:
+    (made / "low" / "more").write_text("")
+
+
+def swap_for_a_folder(made: Path) -> None:
+    (made / "state.json").unlink()
+    (made / "state.json").mkdir()
+
+
+def dangle(made: Path) -> None:
+    (made / "state.json").unlink()
+    (made / "state.json").symlink_to(made / "nowhere")
+
+
+def write_manifest(text: str) -> Callable[[Path], None]:
+    def write(made: Path) -> None:
+        (made / MANIFEST).write_text(text)
+
+    return write
+
+
+def unlist(made: Path) -> None:
+    manifest = json.loads((made / MANIFEST).read_text())
+    del manifest["files"]["state.json"]
+    (made / MANIFEST).write_text(json.dumps(manifest))
+
+
+DAMAGES = {
+    "one bit flipped": (flip, "low/actor/weights has changed"),
+    "one byte cut off": (truncate, "low/actor/weights has changed"),
+    "a file missing": (remove, "missing or additional: state.json"),
+    "a folder missing": (remove_folder, "missing or additional: low/actor/weights"),
+    "a file more": (add, "missing or additional: low/more"),
+    "a folder for a file": (swap_for_a_folder, "missing or additional: state.json"),
+    "a link to nowhere": (dangle, "state.json cannot be read"),
+    "a file not listed": (unlist, "missing or additional: state.json"),
+    "an empty manifest": (write_manifest(""), "manifest.json cannot be read"),
+    "half a manifest": (write_manifest('{"files": {"state.json": {"byt'), "manifest.json cannot be read"),
+    "a manifest of another kind": (write_manifest("[1, 2]"), "manifest.json cannot be read"),
+    "a manifest without files": (write_manifest("{}"), "manifest.json cannot be read"),
+    "a manifest with a list": (write_manifest('{"files": ["state.json"]}'), "manifest.json cannot be read"),
+    "a manifest with bare names": (write_manifest('{"files": {"state.json": 3}}'), "manifest.json cannot be read"),
+    "a manifest with no numbers": (
+        write_manifest('{"files": {"state.json": {"bytes": null, "sha256": ""}}}'), "manifest.json cannot be read",
+    ),
+    "a manifest that is no text": (lambda made: (made / MANIFEST).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_is_seen_named_and_passed_over(
+    damage: str, checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newer = checkpoint(4), checkpoint(6)
+    assert newest_intact(tmp_path) == newer
+    harm, said = DAMAGES[damage]
+    harm(newer)
+    assert said in str(damaged(newer))
+    assert newest_intact(tmp_path) == older
+    assert f"warning: {newer} is damaged" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_manifest_or_another_name_is_no_checkpoint(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    made = checkpoint(3)
+    (tmp_path / "step_00000009").mkdir()
+    for name in ("step_abc", "step_00000010.tmp", "step_", "other", "step_00000011.bak"):
+        shutil.copytree(made, tmp_path / name)
+    assert all_checkpoints(tmp_path) == [made]
+    assert newest_intact(tmp_path) == made
+
+
+def test_checkpoints_are_ordered_by_number_and_not_by_spelling(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    made = checkpoint(1)
+    for name in ("step_9", "step_10", "step_100000000"):
+        shutil.copytree(made, tmp_path / name)
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step_00000001", "step_9", "step_10", "step_100000000"]
+
+
+def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    assert newest_intact(tmp_path) is None
+    assert newest_intact(tmp_path / "nowhere") is None
+    flip(checkpoint(1))
+    assert newest_intact(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '"step_00000001"', "{}", '{"checkpoint": 5}', '{"checkpoint": "step_00000002"}',
+             '{"checkpoint": null}'],
+)  # fmt: skip
+def test_a_pointer_that_cannot_be_followed_points_nowhere(text: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    made = checkpoint(1)
+    (tmp_path / "best.json").write_text(text)
+    assert pointed(tmp_path, "best") is None
+    assert pointed(tmp_path, "latest") is None
+    assert newest_intact(tmp_path) == made, "the folders themselves say what is there"
+    (tmp_path / "best.json").write_text('{"checkpoint": "step_00000001"}')
+    assert pointed(tmp_path, "best") == made
+
+
+def state(iteration: int) -> State:
+    """A run's state without agents: everything but weights."""
+    return State(
+        agents={}, algorithm=Algorithm(config=ALGORITHM, response_budget=8),
+        progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
+        run=RunState(iterations=iteration), rng=rng_state(),
+    )  # fmt: skip
+
+
+def checkpoints(folder: Path, *, every: int = 1, keep: int = 2, best: bool = True) -> Checkpoints:
+    return Checkpoints(folder, CheckpointConfig(every=every, keep=keep, best=best))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    for iteration in range(1, 7):
+        assert made.save(state(iteration), best=iteration in (1, 3))
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(3), step_name(5), step_name(6)]
+    assert pointed(made.folder, "best") == made.folder / step_name(3)
+    assert pointed(made.folder, "latest") == made.folder / step_name(6)
+
+
+def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, keep=3, best=False)
+    for iteration in range(8, 13):
+        made.save(state(iteration), best=iteration == 8)
+    assert names(tmp_path)[-3:] == [step_name(10), step_name(11), step_name(12)]
+
+
+def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    before = (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns
+    made.save(state(1), best=True)
+    assert (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns == before
+    assert pointed(made.folder, "best") == made.folder / step_name(1)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, list(range(1, 8))), (3, [3, 6, 7]), (9, [7])])
+def test_checkpoints_are_due_as_planned_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, every=every)
+    assert [iteration for iteration in range(1, 8) if made.due(iteration, 7)] == due
+
+
+def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    stale = tmp_path / "checkpoints" / (step_name(4) + ".tmp")
+    (stale / "low").mkdir(parents=True)
+    (stale / MANIFEST).write_text("{}")
+    made = checkpoints(tmp_path)
+    assert names(tmp_path) == []
+    with pytest.raises(ResumeError, match="no intact checkpoint") as raised:
+        made.load(state(0))
+    assert raised.value.exit_code == 14
+
+
+def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path: Path) -> None:
+    saved = state(3)
+    saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
+    saved.algorithm.kl_coef = {"low": 0.125, "high": 0.1 + 0.2}
+    saved.run.evaluation = {"best": {"iteration": 2, "score": 0.5}}
+    saved.run.wall_seconds = 12.5
+    checkpoints(tmp_path).save(saved)
+    expected = (random.random(), numpy.random.rand(), torch.rand(3))
+    fresh = state(0)
+    assert checkpoints(tmp_path).load(fresh) == tmp_path / "checkpoints" / step_name(3)
+    assert fresh.progress == saved.progress
+    assert fresh.algorithm.kl_coef == saved.algorithm.kl_coef
+    assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
+    assert (random.random(), numpy.random.rand()) == expected[:2]
+    assert torch.equal(torch.rand(3), expected[2])
+
+
+def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    made.save(state(2))
+    (made.folder / step_name(2) / "state.json").write_text("{}")
+    fresh = state(0)
+    again = checkpoints(tmp_path)
+    again.load(fresh)
+    assert fresh.progress.iteration == 1
+    again.save(state(2))
+    assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("schema_version", 99, "another checkpoint format"), ("world_size", 2, "start with launch.processes=2")],
+)
+def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
+    key: str, value: int, said: str, tmp_path: Path
+) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    folder = made.folder / step_name(1)
+    stored = json.loads((folder / "state.json").read_text())
+    temporary = folder.rename(folder.with_name("changed.tmp"))
+    (temporary / MANIFEST).unlink()
+    (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
+    commit(temporary, folder)
+    with pytest.raises(ResumeError, match=said):
+        made.load(state(0))
+
+
+def test_random_streams_go_on_where_they_were_written_down() -> None:
+    random.gauss(0, 1)  # leaves half of a pair behind, which belongs to the state
+    numpy.random.randn()
+    kept = json.loads(json.dumps(rng_state()))
+    first = (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist())
+    restore_rng(kept)
+    assert (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist()) == first
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file of this process may grow beyond `limit` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_one_checkpoint_and_leaves_the_last_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    with full_disk(1000):
+        assert not made.save(state(2))
+    assert "warning: checkpoint not saved (" in capsys.readouterr().out
+    assert names(tmp_path) == ["latest.json", step_name(1)]
+    assert newest_intact(made.folder) == made.folder / step_name(1)
+    assert made.save(state(2))
+    assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_thirteen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    with full_disk(1000):
+        for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+            assert not made.save(state(1))
+        with pytest.raises(StorageError, match="3 checkpoints in a row could not be saved") as raised:
+            made.save(state(1))
+    assert raised.value.exit_code == 13
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_success_in_between_begins_the_count_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    for iteration in range(1, 9):
+        if iteration % MAX_FAILURES_IN_A_ROW == 0:
+            assert made.save(state(iteration))
+        else:
+            with full_disk(1000):
+                assert not made.save(state(iteration))
+    capsys.readouterr()
+
+
+def test_a_commit_that_fails_is_a_checkpoint_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    (made.folder / step_name(2)).write_text("in the way")
+    assert not made.save(state(2))
+    assert "not saved" in capsys.readouterr().out
+    assert names(tmp_path) == [step_name(2)]
+
+
+def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path)
+    (made.folder / "latest.json").mkdir()
+    assert made.save(state(2))
+    assert "warning: " in capsys.readouterr().out
+    assert newest_intact(made.folder) == made.folder / step_name(2)

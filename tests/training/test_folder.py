@@ -1,0 +1,97 @@
+"""A run's folder: reserved once, written in whole files, held by one process."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.errors import ResumeError, StorageError
+from ippo_cli.training.folder import (
+    in_use,
+    lock,
+    read_state,
+    reserve_folder,
+    run_folders,
+    start_files,
+    write_atomically,
+)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    made = [reserve_folder(tmp_path / "outputs" / "name") for _ in range(5)]
+    assert len(set(made)) == 5
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", folder.name) and folder.is_dir() for folder in made)
+    assert all(folder.is_absolute() for folder in made)
+
+
+def test_a_root_that_is_a_file_is_a_storage_failure(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("")
+    with pytest.raises(StorageError, match="output_dir") as raised:
+        reserve_folder(tmp_path / "outputs" / "name")
+    assert raised.value.exit_code == 13
+
+
+def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
+    start_files(tmp_path, "seed: 1\n", ["seed=1", "task.agents.low.template='a b'"], ["ippo-train", "seed=1", "a b"])
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
+    assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1", "task.agents.low.template='a b'"]
+    start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"])
+    assert (tmp_path / "command.txt").read_text() == "ippo-train seed=1 'a b'\nippo-train resume=auto\n"
+    assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
+    packages = json.loads((tmp_path / "env.json").read_text())["packages"]
+    assert packages["torch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["command.txt", "config.yaml", "env.json", "overrides.json"]
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a.json", "one")
+    write_atomically(tmp_path / "a.json", "zwei – drei")
+    assert (tmp_path / "a.json").read_text() == "zwei – drei"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_one_process_holds_a_folder_and_its_end_frees_it(tmp_path: Path) -> None:
+    assert not in_use(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from ippo_cli.training.folder import lock\n"
+        f"held = lock(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+    )
+    source = str(Path(sys.modules[lock.__module__].__file__ or "").parents[2])
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": source}
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"held\n"
+    assert in_use(tmp_path)
+    with pytest.raises(ResumeError, match="in use by another process") as raised:
+        lock(tmp_path)
+    assert raised.value.exit_code == 14
+    other.kill()
+    other.communicate()
+    assert not in_use(tmp_path)
+    with lock(tmp_path):
+        pass
+
+
+def test_runs_are_listed_newest_first_and_only_where_they_began(tmp_path: Path) -> None:
+    for name in ("20250101-000000-ffffff", "20250301-000000-aaaaaa", "20250201-000000-bbbbbb"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text('{"state": "done"}')
+    (tmp_path / "20260101-000000-aaaaaa").mkdir()
+    assert [path.name[:8] for path in run_folders(tmp_path)] == ["20250301", "20250201", "20250101"]
+    assert run_folders(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "3"])
+def test_a_state_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ResumeError, match=re.escape(str(tmp_path))):
+        read_state(tmp_path)
+    (tmp_path / "run.json").write_text('{"state": "preempted"}')
+    assert read_state(tmp_path) == "preempted"

@@ -1,0 +1,126 @@
+"""Several ranks on this machine: one folder, the same samples, exact resume after a signal, one exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small import SMALL, final_weights, rows, train
+
+TWO = ["launch.processes=2", "deepspeed=zero2"]
+
+
+def ippo_train(root: Path, *overrides: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [*(prefix or (sys.executable,)), "-m", "ippo_cli.cli.train", *SMALL, f"output_dir={root}", *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == code, output
+    return output
+
+
+def only_run(root: Path) -> Path:
+    runs = [path.parent for path in root.glob("default/*/run.json")]
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def wait_for_rows(root: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        files = list(root.glob("default/*/metrics.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run wrote no metrics")
+
+
+@pytest.mark.slow
+def test_two_ranks_make_one_run_that_samples_what_one_rank_samples(tmp_path):
+    one = rows(train(tmp_path / "one"))
+    (tmp_path / "two").mkdir()
+    finished(ippo_train(tmp_path / "two", *TWO))
+    folder = only_run(tmp_path / "two")
+    assert json.loads((folder / "run.json").read_text())["state"] == "done"
+    two = rows(folder)
+    assert [row["iteration"] for row in two] == [0, 1, 2, 3, 4]
+    # Until the first update the ranks have the same weights as one process, and the same samples.
+    for key, value in one[0].items():
+        assert two[0][key] == pytest.approx(value, abs=1e-6), key
+    for key, value in one[1].items():
+        assert two[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte(tmp_path):
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    long = [*TWO, "num_iterations=12", "evaluation.every=0", "checkpoint.every=5"]
+    finished(ippo_train(tmp_path / "whole", *long))
+    process = ippo_train(tmp_path / "stopped", *long)
+    wait_for_rows(tmp_path / "stopped", 3)
+    process.send_signal(signal.SIGTERM)
+    finished(process, 75)
+    folder = only_run(tmp_path / "stopped")
+    state = json.loads((folder / "run.json").read_text())
+    assert state["state"] == "preempted"
+    assert len(rows(folder)) < 13
+    finished(ippo_train(tmp_path / "stopped", f"resume={folder}"))
+    whole = only_run(tmp_path / "whole")
+    assert rows(folder) == rows(whole)
+    expected, found = final_weights(whole), final_weights(folder)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
+    prefix = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0")
+    finished(ippo_train(tmp_path, "num_iterations=1", "evaluation.every=0", "deepspeed=zero3", prefix=prefix))
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "run.json").read_text())["state"] == "done"
+    manifest = json.loads((folder / "checkpoints" / "step_00000001" / "manifest.json").read_text())
+    assert "rng_rank_1.json" in manifest["files"]
+
+
+@pytest.mark.slow
+def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import os\n\ndef reward(examples, responses):\n"
+        "    if os.environ['RANK'] == '1':\n        raise ValueError('broken on purpose')\n"
+        "    return {'team': [0.0] * len(examples)}\n"
+    )
+    began = time.monotonic()
+    output = finished(
+        ippo_train(tmp_path, *TWO, "reward=function", f"reward.function={reward}:reward", "reward.failure_budget=0.6",
+                   "evaluation.every=0", "num_iterations=1"),
+        0,
+    )  # fmt: skip
+    assert "failed_share" in (only_run(tmp_path) / "metrics.jsonl").read_text(), output
+    output = finished(
+        ippo_train(tmp_path / "..", f"output_dir={tmp_path}/second", *TWO, "reward=function",
+                   f"reward.function={reward}:reward"),
+        12,
+    )  # fmt: skip
+    assert "broken on purpose" in output
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_every_job_in_a_folder_of_its_own(tmp_path):
+    output = finished(ippo_train(tmp_path, "-m", "seed=1,2", "num_iterations=1", "evaluation.every=0"))
+    states = sorted(tmp_path.glob("default/multirun-*/*/run.json"))
+    assert [path.parent.name for path in states] == ["0", "1"], output
+    seeds = [(path.parent / "config.yaml").read_text().split("seed: ")[1].split()[0] for path in states]
+    assert sorted(seeds) == ["1", "2"]
+    assert all(json.loads(path.read_text())["state"] == "done" for path in states)

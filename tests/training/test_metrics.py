@@ -1,0 +1,78 @@
+"""The table of metrics, and hand-worked numbers of a buffer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ippo_cli.training.metrics import METRICS, is_documented, prefixed, rollout_metrics
+from ippo_cli.types import Rollout, Scores, Targets
+
+
+@pytest.mark.parametrize("key", METRICS)
+def test_every_name_of_the_table_is_found_under_any_agent_part_and_mode(key: str) -> None:
+    name = key.replace("<agent>", "my_agent").replace("<part>", "exact.2-x").replace("<mode>", "greedy")
+    assert is_documented(name)
+    assert METRICS[key]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "iterations", "low/score", "low/score/median", "low/score/part/a/b", "score/mean", "low/low/score/mean",
+     "eval/greedy/low/high/score", "time/lunch", "perf/", "low/policy/", "xlow/score/meanx"],
+)  # fmt: skip
+def test_a_name_that_is_not_in_the_table_is_not_documented(key: str) -> None:
+    assert not is_documented(key)
+
+
+def test_agents_never_share_a_name() -> None:
+    numbers = {"score/mean": 1.0}
+    assert prefixed("low", numbers) | prefixed("high", numbers) == {"low/score/mean": 1.0, "high/score/mean": 1.0}
+
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=torch.bool)
+
+
+def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
+    numbers = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 99.0], [4.0, 5.0, 6.0]])
+    logprobs = -numbers
+    rollout = Rollout(
+        prompt_ids=torch.ones(3, 1).long(), prompt_mask=torch.ones(3, 1).bool(), response_ids=torch.ones(3, 3).long(),
+        response_mask=MASK, turn=torch.where(MASK, 0, -1), logprobs=logprobs,
+        behavior_logprobs=changes.get("behavior_logprobs", logprobs), finished=torch.tensor([True, False, True]),
+        texts=["a", "b", "c"],
+    )  # fmt: skip
+    scores = Scores(
+        score=torch.tensor([[1.0], [0.0], [2.0]]), parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
+        valid=torch.tensor([True, False, True]),
+    )  # fmt: skip
+    targets = Targets(
+        rewards=numbers, values=2 * numbers, final_values=torch.zeros(3), ref_logprobs=-2 * numbers, advantages=numbers,
+        returns=3 * numbers, loss_mask=MASK,
+    )  # fmt: skip
+    return rollout, scores, targets
+
+
+def test_numbers_of_a_hand_worked_buffer() -> None:
+    found = rollout_metrics(*buffer(), kl_coef=0.25)
+    mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over own tokens, not over rows
+    assert found == pytest.approx(
+        {
+            "rollout/logprob": -mean, "targets/reward": mean, "targets/value": 2 * mean, "targets/return": 3 * mean,
+            "kl/reference": mean, "kl/reward_coef": 0.25, "rollout/response_length": 2.0,
+            "rollout/truncated_share": 1 / 3, "score/failed_share": 1 / 3,
+            "score/mean": 1.5, "score/std": 0.5**0.5, "score/part/exact": 1.0,
+        }
+    )  # fmt: skip
+    assert all(is_documented(f"low/{name}") for name in found)
+
+
+def test_without_a_reference_there_is_no_divergence_to_report() -> None:
+    found = rollout_metrics(*buffer(), kl_coef=None)
+    assert not [name for name in found if name.startswith("kl/")]
+
+
+def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
+    found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
+    assert found["rollout/filter_gap"] == pytest.approx(3.5)
+    assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
