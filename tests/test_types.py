@@ -31,8 +31,9 @@ def rollout(prompt_width: int = 3) -> Rollout:
 
 def targets() -> Targets:
     return Targets(
-        rewards=numbered(B, R), values=numbered(B, R) + 0.1, final_values=numbered(B), ref_logprobs=numbered(B, R) + 0.2,
-        advantages=numbered(B, R) + 0.3, returns=numbered(B, R) + 0.4, loss_mask=MASK,
+        rewards=numbered(B, R), values=numbered(B, R) + 0.1, final_values=numbered(B),
+        ref_logprobs=numbered(B, R) + 0.2, advantages=numbered(B, R) + 0.3,
+        returns=numbered(B, R) + 0.4, loss_mask=MASK,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def blamed(overrides: Sequence[str]) -> str:
         (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
         (["task.agents.bob.template=x"], "task.agents.bob.template=x is no key; did you mean task.agents.low.template"),
         (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
-        (["rollout.gather=laier"], "rollout.gather=laier does not fit; Invalid value 'laier', expected one of [all, lay"),
+        (["rollout.gather=laier"], "rollout.gather=laier does not fit; Invalid value 'laier', expected one of [all"),
         (["deepspeed.stage=two"], "deepspeed.stage=two does not fit; Value 'two'"),
         (["rollout.top_k=1.5"], "rollout.top_k=1.5 does not fit; Value '1.5'"),
         (["seed=[1"], "seed=[1 does not fit; "),

@@ -35,7 +35,9 @@ def train(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedPro
 def imported(code: str, folder: Path) -> set[str]:
     """The top-level modules that are there after some code."""
     tail = "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    run = subprocess.run([sys.executable, "-c", code + tail], cwd=folder, env=environment(), capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code + tail], cwd=folder, env=environment(), capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     return set(json.loads(run.stdout.splitlines()[-1]))
 

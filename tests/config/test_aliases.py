@@ -34,7 +34,6 @@ def test_every_key_that_an_alias_names_exists(project: str, theirs: str, target:
     assert plain_word is None or target in keys
 
 
-
 @pytest.mark.parametrize(("project", "theirs", "target"), CASES, ids=lambda value: re.sub(r"\W+", "-", value))
 def test_an_alias_is_found_under_whatever_stands_before_it(project: str, theirs: str, target: str) -> None:
     for key in (theirs, f"actor_rollout_ref.actor.{theirs}", theirs.upper()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -202,10 +201,12 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
             if is_open or not math.isfinite(value):
                 continue
             setattr(owner, name, value)
+            said = ""
             try:
-                check(copy.deepcopy(made), 1)
+                check(made, 1)
             except ConfigError as error:  # of another rule
-                assert not str(error).startswith(f"{key}={value} is out of range")
+                said = str(error)
+            assert not said.startswith(f"{key}={value} is out of range")
         setattr(owner, name, before)
 
 
@@ -262,7 +263,9 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
     assert sizes.critic_steps == {"low": 12, "high": 2}
 
 
-@pytest.mark.parametrize(("epochs", "rows", "iterations"), [(1.0, 160, 10), (1.0, 161, 11), (2.5, 100, 16), (0.01, 5, 1)])
+@pytest.mark.parametrize(
+    ("epochs", "rows", "iterations"), [(1.0, 160, 10), (1.0, 161, 11), (2.5, 100, 16), (0.01, 5, 1)]
+)
 def test_epochs_over_the_data_are_whole_iterations_rounded_up(
     epochs: float, rows: int, iterations: int, config: Make
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
 
 from ippo_cli.config.errors import RewardError
 from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardKind
@@ -37,8 +35,6 @@ def fails_on_one(examples: Any, responses: Any) -> Reward:
 
 
 def main() -> dict[str, Any]:
-    import torch
-
     rows, texts = [{}] * 3, {"low": ["", "", ""]}
     found: dict[str, Any] = {}
     given, _ = attempt(own_parts, rows, texts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, FunctionRewardConfig
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
@@ -32,7 +33,9 @@ def test_exact_match_needs_an_answer_of_every_agent(config: Config) -> None:
         build_reward(config.reward, {**agents, "low": solo})
 
 
-def test_a_function_is_looked_up_when_the_reward_is_built(config: Config, tmp_path: Path, settings) -> None:  # noqa: ANN001
+def test_a_function_is_looked_up_when_the_reward_is_built(
+    config: Config, tmp_path: Path, settings: Callable[..., FunctionRewardConfig]
+) -> None:
     (tmp_path / "mine.py").write_text("def f(examples, responses): return {'team': [0.5] * len(examples)}")
     reward = build_reward(settings(function=f"{tmp_path}/mine.py:f"), config.task.agents)
     assert isinstance(reward, FunctionReward)

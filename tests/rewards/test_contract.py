@@ -22,7 +22,8 @@ def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [(1, 0), [True, False], numpy.array([1.0, 0.0]), torch.tensor([1.0, 0.0]), [numpy.int64(1), torch.tensor(0)]]
+    "numbers",
+    [(1, 0), [True, False], numpy.array([1.0, 0.0]), torch.tensor([1.0, 0.0]), [numpy.int64(1), torch.tensor(0)]],
 )
 def test_numbers_may_come_as_anything_that_is_a_number(numbers: Any) -> None:
     given = checked(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, 2)

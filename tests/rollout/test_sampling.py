@@ -66,10 +66,9 @@ def test_tokens_stand_in_vocabulary_order_along_the_unit_interval() -> None:
 
 
 def test_an_impossible_token_is_never_drawn_not_even_at_the_ends() -> None:
-    nothing = -math.inf
-    logits = torch.tensor([[nothing, nothing, 1.0, nothing, 1.0, -200.0, nothing]])
-    assert drawn(logits, [0.0, 0.4999, 0.5001, LAST]).tokens.tolist() == [2, 2, 4, 4]
-    wide = torch.full((1, 50_000), nothing)
+    logits = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]).log()
+    assert drawn(logits, [0.0, 0.2499, 0.2501, 0.7499, 0.7501, LAST]).tokens.tolist() == [2, 2, 4, 4, 5, 5]
+    wide = torch.full((1, 50_000), -math.inf)
     wide[0, 100:40_000] = torch.randn(39_900, generator=torch.Generator().manual_seed(0))
     found = drawn(wide, [0.0, 1e-12, 0.5, 1 - 1e-9, LAST])
     assert found.tokens.min() >= 100

@@ -178,7 +178,9 @@ def test_asking_about_nothing_gives_an_empty_batch(stream: Make) -> None:
 
 def test_a_chat_template_wraps_prompt_and_system_message(stream: Make) -> None:
     made = stream(
-        chat_template=True, template=CHAT, texts={"high": {"system": "Be brief."}, "low": {"template": "Sort {letters}"}}
+        chat_template=True,
+        template=CHAT,
+        texts={"high": {"system": "Be brief."}, "low": {"template": "Sort {letters}"}},
     )
     assert made.text("low", {"letters": "ba"}) == "<user>Sort ba<assistant>"
     assert made.text("high", {"letters": "ba"}) == "<system>Be brief.<user>ba><assistant>"

@@ -49,8 +49,9 @@ def test_held_out_examples_stay_when_more_are_trained_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "possible"), [({"alphabet": "abc", "length": 3, "train_size": 6, "eval_size": 1}, 6), ({"length": 11}, 0)]
+    ("changes", "possible"),
+    [({"alphabet": "abc", "length": 3, "train_size": 6, "eval_size": 1}, 6), ({"length": 11}, 0)],
 )
 def test_more_examples_than_there_are_is_a_mistake(changes: dict[str, object], possible: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=\d+ ask for .* {possible} arr.*; lower"):
+    with pytest.raises(ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=.* the {possible} arr.*; lower"):
         sorting_examples(config(**changes), seed=0)

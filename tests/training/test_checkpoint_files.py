@@ -1,4 +1,4 @@
-"""Checkpoints as folders: committed whole, verified before they are believed, pruned only after the next one is there."""
+"""Checkpoints as folders: committed whole, verified before they are believed, pruned once the next one is there."""
 
 from __future__ import annotations
 
@@ -175,10 +175,12 @@ def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoi
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "3", '"step_00000001"', "{}", '{"checkpoint": 5}', '{"checkpoint": "step_00000002"}',
-             '{"checkpoint": null}'],
+    "text", ["", "{", "[]", "null", "3", '"step_00000001"', "{}", '{"checkpoint": 5}', '{"checkpoint": null}',
+             '{"checkpoint": "step_00000002"}'],
 )  # fmt: skip
-def test_a_pointer_that_cannot_be_followed_points_nowhere(text: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_a_pointer_that_cannot_be_followed_points_nowhere(
+    text: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     made = checkpoint(1)
     (tmp_path / "best.json").write_text(text)
     assert pointed(tmp_path, "best") is None
@@ -300,9 +302,13 @@ def test_random_streams_go_on_where_they_were_written_down() -> None:
     random.gauss(0, 1)  # leaves half of a pair behind, which belongs to the state
     numpy.random.randn()
     kept = json.loads(json.dumps(rng_state()))
-    first = (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist())
+    first = drawn()
     restore_rng(kept)
-    assert (random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist()) == first
+    assert drawn() == first
+
+
+def drawn() -> tuple[object, ...]:
+    return random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist()
 
 
 @contextmanager

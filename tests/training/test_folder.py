@@ -45,13 +45,14 @@ def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
     packages = json.loads((tmp_path / "env.json").read_text())["packages"]
     assert packages["torch"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["command.txt", "config.yaml", "env.json", "overrides.json"]
+    files = ["command.txt", "config.yaml", "env.json", "overrides.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.json", "one")
-    write_atomically(tmp_path / "a.json", "zwei – drei")
-    assert (tmp_path / "a.json").read_text() == "zwei – drei"
+    write_atomically(tmp_path / "a.json", "zwei é drei")
+    assert (tmp_path / "a.json").read_text() == "zwei é drei"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 

@@ -18,9 +18,12 @@ TWO = ["launch.processes=2", "deepspeed=zero2"]
 
 
 def ippo_train(root: Path, *overrides: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = [*(prefix or (sys.executable,)), "-m", "ippo_cli.cli.train", *SMALL, f"output_dir={root}", *overrides]
+    resumed = any(text.startswith("resume=") for text in overrides)  # what is typed wins over what was saved
+    own = () if resumed else (*SMALL, f"output_dir={root}")
+    command = [*(prefix or (sys.executable,)), "-m", "ippo_cli.cli.train", *own, *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=root, env=environment, **output)
 
 
 def finished(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -84,7 +87,7 @@ def test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte(tmp_path)
 
 @pytest.mark.slow
 def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
-    prefix = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0")
+    prefix = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     finished(ippo_train(tmp_path, "num_iterations=1", "evaluation.every=0", "deepspeed=zero3", prefix=prefix))
     folder = only_run(tmp_path)
     assert json.loads((folder / "run.json").read_text())["state"] == "done"

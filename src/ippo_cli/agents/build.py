@@ -116,7 +116,9 @@ def _build_agent(
     return Agent(
         name=name,
         tokenizer=tokenizer,
-        actor=_actor_learner(config, Policy(lm, head), agent.actor, agent.critic, device),
+        actor=_actor_learner(
+            config, Policy(lm, head, in_step=config.deepspeed.stage == 3), agent.actor, agent.critic, device
+        ),
         critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
         reference=_reference(agent.actor, weights, references, device) if needs_reference else None,
         temperature=config.rollout.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 import traceback
@@ -18,6 +19,8 @@ WIDTH = 110
 
 def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; every expected failure is told in one block."""
+    # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         command()
     except IppoError as error:

@@ -270,7 +270,7 @@ class AlgorithmConfig:
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
     target_kl: float | None  # skip the rest of an iteration's policy steps above this approximate KL; null = never
     critic_warmup: int  # first iterations in which only the critic is trained
-    truncation: Truncation  # responses cut at the limit: none (scored as they are) | penalty | mask | bootstrap (adds V)
+    truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
     truncation_penalty: float  # subtracted from the score of a truncated response with truncation=penalty
     kl: KlConfig
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
+from ippo_cli.engine import distributed
 from ippo_cli.formulas import selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
@@ -19,9 +19,8 @@ from ippo_cli.models.layout import Sequences
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyOutput:
-    """What a forward pass says about the response tokens; 0 off the mask."""
+class PolicyOutput(NamedTuple):
+    """What a forward pass says about the response tokens; 0 off the mask. A tuple, since engines look into outputs."""
 
     logprobs: Tensor  # [b, R] float32, tempered
     entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None when not asked for
@@ -52,10 +51,11 @@ class LogitHead(nn.Module):
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
 
-    def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None) -> None:
+    def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
         super().__init__()
         self.lm = lm
         self.value_head = value_head
+        self.in_step = in_step  # ZeRO stage 3: all ranks must call the head equally often, so they pad to one count
         self._logits = [LogitHead(lm)]  # in a list: its weights belong to `lm` and must not be registered twice
 
     def forward(
@@ -65,8 +65,14 @@ class Policy(nn.Module):
         hidden = self.lm.base_model(input_ids=sequences.input_ids, use_cache=False).last_hidden_state
         states = at_states(hidden, sequences.state)
         own = sequences.response_mask
+        chosen, ids = states[:, :-1][own], sequences.response_ids[own]
+        count = len(ids)
+        if self.in_step:
+            missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
+            chosen = torch.cat([chosen, chosen.new_zeros(missing, chosen.shape[1])])
+            ids = torch.cat([ids, ids.new_zeros(missing)])
         logprobs, entropy = selected_logprobs(
-            states[:, :-1][own], self._logits[0], sequences.response_ids[own],
+            chosen, self._logits[0], ids,
             temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy,
         )  # fmt: skip
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
@@ -74,8 +80,8 @@ class Policy(nn.Module):
         if self.value_head is not None:
             values, final_values = split_values(self.value_head(states), sequences)
         return PolicyOutput(
-            logprobs=zeros.masked_scatter(own, logprobs),
-            entropy=None if entropy is None else zeros.masked_scatter(own, entropy),
+            logprobs=zeros.masked_scatter(own, logprobs[:count]),
+            entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),
             values=values,
             final_values=final_values,
         )

@@ -44,8 +44,8 @@ def checked(reward: Reward, agents: Sequence[str], rows: int) -> Reward:
         raise ValueError(f"'agent' numbers must be given for {sorted(agents)}, not for {sorted(reward.agent)}")
     for name in reward.parts:
         if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED_PARTS:
-            raise ValueError(f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none of "
-                             + " ".join(RESERVED_PARTS))  # fmt: skip
+            raise ValueError(f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
+                             "of " + " ".join(RESERVED_PARTS))  # fmt: skip
     return Reward(
         team=None if reward.team is None else _numbers("team", reward.team, rows),
         agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
@@ -60,7 +60,8 @@ def _numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
         raise ValueError(f"'{name}' must have one entry for each of the {rows} rows, not {length}")
     numbers: list[float] = []
     for row, entry in enumerate(given):
-        if isinstance(entry, str | bytes) or not (entry is None or hasattr(entry, "__float__") or hasattr(entry, "__index__")):
+        countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too
+        if entry is not None and (isinstance(entry, str | bytes) or not countable):
             raise ValueError(f"'{name}' has {entry!r:.60} at row {row}, where a number belongs")
         numbers.append(math.nan if entry is None else float(entry))
     return numbers

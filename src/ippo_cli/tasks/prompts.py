@@ -23,12 +23,13 @@ def fill(template: str, example: Example, setting: str) -> str:
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})", "write {{ and }} for braces") from error
+        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})",
+                          "write {{ and }} for braces") from error  # fmt: skip
     parts: list[str] = []
     for literal, field, form, conversion in pieces:
         parts.append(literal)
         if form or conversion:
-            raise ConfigError(f"{setting}={template!r}", f"formats the field {field!r}, and fields are text as they are",
+            raise ConfigError(f"{setting}={template!r}", f"formats the field {field!r}, and fields stay as they are",
                               f"write {{{field}}}, or {{{{ and }}}} for braces")  # fmt: skip
         if field is not None:
             if field not in example:
@@ -68,7 +69,8 @@ class PromptStream:
         self._pass_order: tuple[int, list[int]] = (-1, [])
         for name, tokenizer in tokenizers.items():
             if chat_template and tokenizer.chat_template is None:
-                raise ConfigError("task.chat_template=true", f"needs a chat template, and agent {name}'s tokenizer has none",
+                raise ConfigError("task.chat_template=true",
+                                  f"needs a chat template, and agent {name}'s tokenizer has none",
                                   "set task.chat_template=false, or use an instruction-tuned model")  # fmt: skip
 
     def batch(self, iteration: int, rank: int, world_size: int) -> dict[str, PromptBatch]:

@@ -14,7 +14,7 @@ from ippo_cli.types import Example
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Examples by position. Whether `held_out` shares some with `train` is up to the files of a task that reads them."""
+    """Examples by position. Generated tasks share none between the two; of files that is the user's to see to."""
 
     train: Sequence[Example]
     held_out: Sequence[Example]
