@@ -11,10 +11,11 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.function import FunctionReward, load_function
 
 FILE = """
+from __future__ import annotations
 from dataclasses import dataclass
 
 @dataclass
-class Judge:  # dataclasses look their module up by name
+class Judge:  # dataclasses look such annotations' module up by name
     bonus: float
 
 def score(examples, responses):

@@ -35,7 +35,7 @@ def score(
 
 
 def _scores(numbers: Tensor, valid: Tensor, parts: dict[str, Tensor], config: RewardConfig) -> Scores:
-    return Scores(score=processed(numbers.where(valid, 0.0), valid, config)[:, None], parts=parts, valid=valid)
+    return Scores(score=processed(numbers, valid, config)[:, None], parts=parts, valid=valid)
 
 
 def attempt(
@@ -79,7 +79,7 @@ def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
 
 
 def processed(numbers: Tensor, valid: Tensor, config: RewardConfig) -> Tensor:
-    """The processor chain, in the order given; z-scores use the valid rows of all ranks."""
+    """The processor chain, in the order given; z-scores use the valid rows of all ranks. 0 for rows that are not valid."""
     steps: dict[Processor, Callable[[Tensor], Tensor]] = {
         Processor.scale: lambda x: x * config.scale,
         Processor.shift: lambda x: x + config.shift,

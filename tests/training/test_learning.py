@@ -1,0 +1,38 @@
+"""Small, seeded, real: each algorithm and critic kind learns the embedded task in its smallest form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small import train
+
+EASY = [
+    "task.alphabet=abcde", "task.length=4", "task.train_size=80", "task.eval_size=40", "actor.hidden_size=64",
+    "actor.num_heads=4", "actor.warm_start_steps=8", "actor.warm_start_batch_size=32",
+    "actor.warm_start_learning_rate=1e-3", "actor.learning_rate=1e-3", "actor.warmup_iterations=4",
+    "rollout.buffer_size=128", "rollout.decode_batch_size=128", "rollout.max_new_tokens=4", "evaluation.every=0",
+    "checkpoint.every=0",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "critic", "task", "iterations"),
+    [
+        ("ippo", "separate", "sorting", 60),
+        ("ppo", "separate", "sorting", 30),
+        ("ippo", "value_head", "sorting", 60),
+        ("ppo", "value_head", "sorting_solo", 30),
+    ],
+)
+def test_held_out_scores_rise(tmp_path, algorithm, critic, task, iterations):
+    keys = [f"algorithm={algorithm}", f"critic={critic}", f"task={task}", f"num_iterations={iterations}"]
+    if algorithm == "ppo":
+        keys.append("algorithm.mini_batch_size=64")
+    folder = train(tmp_path, *EASY, *keys)
+    evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
+    first, last = evaluation["first"], evaluation["last"]
+    assert first["score"] < 0.3
+    assert last["score"] > first["score"] + 0.4
+    assert last["greedy/score"] > first["greedy/score"]
