@@ -75,14 +75,16 @@ def build(
     module: nn.Module | None = None,
     frozen: tuple[str, ...] = (),
     lr: float = 0.05,
+    decay: float = 0.1,
+    beta: float = 0.9,
 ) -> Engine:
     module = TinyLM(seed) if module is None else module
     for name in frozen:
         module.get_submodule(name).requires_grad_(False)
     params = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    adam = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8}
+    adam = {"lr": lr, "betas": (beta, 0.95), "eps": 1e-8}
     groups = [
-        {"params": [p for _, p in params if p.ndim > 1], "weight_decay": 0.1, **adam},
+        {"params": [p for _, p in params if p.ndim > 1], "weight_decay": decay, **adam},
         {"params": [p for _, p in params if p.ndim == 1], "weight_decay": 0.0, **adam},
         {"params": [], "weight_decay": 0.0, **adam},
     ]
@@ -257,7 +259,7 @@ def continuation(folder: Path) -> Any:
 
 @case
 def changed_settings(folder: Path) -> Any:
-    """Loads into an engine with other hyperparameters: (learning rates, weight decays, applied clipping)."""
+    """Loads into an engine with other hyperparameters: (hyperparameters by group, clipping)."""
     results = {}
     for stage in STAGES:
         engine = build(stage=stage, clip=0.5)
@@ -265,12 +267,12 @@ def changed_settings(folder: Path) -> Any:
         update(engine)
         engine.save(folder / str(stage))
         engine.destroy()
-        engine = build(stage=stage, clip=0.0, lr=0.02)
+        engine = build(stage=stage, clip=0.0, lr=0.02, decay=0.3, beta=0.8)
         engine.load(folder / str(stage))
         groups = engine._optimizer.param_groups
         optimizer = engine._optimizer if stage == 0 else engine._ds.optimizer
         clip = optimizer.max_grad_norm if stage == 0 else optimizer.clip_grad
-        results[stage] = ([group["lr"] for group in groups], [group["weight_decay"] for group in groups], clip)
+        results[stage] = ([(group["lr"], group["weight_decay"], group["betas"]) for group in groups], clip)
         engine.destroy()
     return results
 

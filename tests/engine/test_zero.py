@@ -70,7 +70,7 @@ def test_loading_continues_bit_for_bit(results: dict[str, Any]) -> None:
 
 def test_loading_keeps_the_hyperparameters_of_the_new_engine(results: dict[str, Any]) -> None:
     for stage, settings in results["changed_settings"].items():
-        assert settings == ([0.02, 0.02], [0.1, 0.0], 0.0), stage
+        assert settings == ([(0.02, 0.3, (0.8, 0.95)), (0.02, 0.0, (0.8, 0.95))], 0.0), stage
 
 
 def test_a_failed_write_is_raised_where_it_failed_and_hangs_nobody(results: dict[str, Any], folder: Path) -> None:

@@ -106,13 +106,16 @@ def joined(older: Cohort, younger: Cohort) -> Cohort:
     shifts = [width - part.used for part in parts]
     both = Cohort(np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]), width)
     for name in ("keys", "values"):
-        for layer, some in getattr(older, name).items():
+        for layer in list(getattr(older, name)):
+            # One layer after another, so that old and new never stand in memory together.
+            sources = [getattr(part, name).pop(layer) for part in parts]
+            _, heads, _, size = sources[0].shape
             # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
-            buffer = some.new_zeros(len(both), some.shape[1], width + COLUMNS_AHEAD, some.shape[3])
+            buffer = sources[0].new_zeros(len(both), heads, width + COLUMNS_AHEAD, size)
             row = 0
-            for part, shift in zip(parts, shifts, strict=True):
-                source = getattr(part, name)[layer][: len(part), :, part._first : part.used]
-                buffer[row : row + len(part), :, part._first + shift : width] = source
+            for part, source, shift in zip(parts, sources, shifts, strict=True):
+                used = source[: len(part), :, part._first : part.used]
+                buffer[row : row + len(part), :, part._first + shift : width] = used
                 row += len(part)
             getattr(both, name)[layer] = buffer
     both.settle()

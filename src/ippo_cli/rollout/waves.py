@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from ippo_cli.rollout.continuous import language_model
+
 
 class Waves:
     """Forwards of one model for one group of rows after another, through the cache that the model itself makes.
@@ -24,7 +26,7 @@ class Waves:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._accepts = inspect.signature(model.forward).parameters
+        self._accepts = inspect.signature(language_model(model).forward).parameters
         self._device = next(model.parameters()).device
         self._mask = torch.empty(0, 0, dtype=torch.long, device=self._device)
         self._state: dict[str, Cache] = {}
@@ -53,7 +55,7 @@ class Waves:
 
     def idle(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
-        self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device))
+        self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drops the rows that are not alive; returns, for each row now, which row it was."""
@@ -70,6 +72,8 @@ class Waves:
         options: dict[str, Any] = {"attention_mask": None if "cache_params" in self._state else self._mask}
         if "position_ids" in self._accepts:
             options["position_ids"] = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -width:]
+        if "logits_to_keep" in self._accepts:
+            options["logits_to_keep"] = 1
         output = self._model(input_ids=ids, use_cache=True, **options, **self._state)
         self._state = {name: output[name] for name in ("past_key_values", "cache_params") if name in output}
         return output.logits[:, -1]
@@ -110,7 +114,7 @@ class Recompute:
 
     def idle(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
-        self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device))
+        self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drops the rows that are not alive; returns, for each row now, which row it was."""
@@ -125,5 +129,5 @@ class Recompute:
 
     def _forward(self, rows: slice) -> Tensor:
         lengths = self._lengths[rows]
-        logits = self._model(input_ids=self._ids[rows, : int(lengths.max())]).logits
+        logits = self._model(input_ids=self._ids[rows, : int(lengths.max())], use_cache=False).logits
         return logits[np.arange(len(lengths)), lengths - 1]
