@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ippo_cli.agents.agent import Speaker
+from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.config.schema import Gather, RolloutConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.decode import decode
@@ -53,15 +54,18 @@ def _agent_rollout(
         device = next(policy.parameters()).device
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)
-        decoded = decode(
-            policy.lm, agent.tokenizer, ids, mask, sampling,
-            uniforms=draws,
-            batch_size=config.decode_batch_size,
-            context_limit=context_limit(policy.lm.config, config),
-            # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
-            poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
-            any_rank=distributed.any_rank if layered else None,
-        )  # fmt: skip
+        try:
+            decoded = decode(
+                policy.lm, agent.tokenizer, ids, mask, sampling,
+                uniforms=draws,
+                batch_size=config.decode_batch_size,
+                context_limit=context_limit(policy.lm.config, config),
+                # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
+                poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
+                any_rank=distributed.any_rank if layered else None,
+            )  # fmt: skip
+        except FloatingPointError as error:
+            raise NonFiniteError(f"{agent.name}: {error}") from error
     return Rollout(
         prompt_ids=ids, prompt_mask=mask, response_ids=decoded.response_ids, response_mask=decoded.response_mask,
         turn=torch.where(decoded.response_mask, 0, -1), logprobs=decoded.logprobs,
