@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from torch import Tensor
 from ippo_cli.config.checks import check
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Console as Style
+from ippo_cli.engine import distributed
 from ippo_cli.training.checkpoint import newest_intact
+from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder, start_files
-from ippo_cli.training.trainer import run_training
+from ippo_cli.training.run import Run, RunState
+from ippo_cli.training.signals import Departure
+from ippo_cli.training.trainer import Trainer, build_trainer, prepare_process, run_training
 
 SMALL = (
     "actor.hidden_size=32", "actor.num_layers=1", "actor.num_heads=2", "actor.warm_start_steps=3",
@@ -67,3 +73,18 @@ def final_weights(folder: Path, agents: Sequence[str] = ("low", "high")) -> dict
         for role in ("actor", "critic")
         for name, value in load_file(found / agent / role / "model.safetensors").items()
     }
+
+
+@contextmanager
+def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
+    """A built trainer that has not walked yet."""
+    config, folder = new_run(root, *overrides)
+    device = prepare_process(config)
+    run = Run(folder, config.tracker, RunState())
+    console = Console(Style.plain, list(config.task.agents))
+    trainer = build_trainer(config, folder, run, console, Departure(), device, resumed=False)
+    try:
+        yield trainer
+    finally:
+        trainer.free()
+        distributed.shutdown()

@@ -43,6 +43,7 @@ def test_every_actor_and_every_critic_moves(tmp_path, critic):
         initial = load_file(folder / "initial" / agent / "model.safetensors")
         for name, before in initial.items():
             assert not torch.equal(weights[f"{agent}/actor/{name}"], before), f"{agent}'s {name} did not move"
-        head = [value for name, value in weights.items() if name.startswith(f"{agent}/critic/") and "out.weight" in name]
+        critic = f"{agent}/critic/"
+        head = [value for name, value in weights.items() if name.startswith(critic) and "out.weight" in name]
         assert head
         assert all(value.abs().sum() > 0 for value in head), "the value head is still zero"

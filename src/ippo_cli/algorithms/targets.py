@@ -11,7 +11,7 @@ from torch import Tensor
 from ippo_cli.agents.agent import Agent
 from ippo_cli.config.schema import AlgorithmConfig, Truncation
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import adaptive_kl_step, gae, kl_estimate, masked_mean, masked_whiten, place_scores
+from ippo_cli.formulas import adaptive_kl_step, gae, kl_estimate, masked_whiten, place_scores
 from ippo_cli.types import Rollout, Scores, Targets
 
 
@@ -77,7 +77,7 @@ class Algorithm:
             return torch.zeros_like(ref_logprobs)
         kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
         if settings.target is not None:
-            rows = torch.stack([masked_mean(row, own) for row, own in zip(kl, rollout.response_mask, strict=True)])
+            rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
             total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
             self.kl_coef[agent] = float(
                 adaptive_kl_step(coef, total[0] / total[1], target=settings.target, horizon=settings.horizon,

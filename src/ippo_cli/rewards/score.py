@@ -79,7 +79,7 @@ def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
 
 
 def processed(numbers: Tensor, valid: Tensor, config: RewardConfig) -> Tensor:
-    """The processor chain, in the order given; z-scores use the valid rows of all ranks. Rows that are not valid get 0."""
+    """The processor chain in the order given, with z-scores over the valid rows of all ranks; 0 for all other rows."""
     steps: dict[Processor, Callable[[Tensor], Tensor]] = {
         Processor.scale: lambda x: x * config.scale,
         Processor.shift: lambda x: x + config.shift,

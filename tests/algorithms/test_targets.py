@@ -1,0 +1,95 @@
+"""From scores to targets, on real rollouts of small agents: where rewards stand, what truncation and KL do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small import a_trainer, newest_intact
+
+from ippo_cli.formulas import gae
+from ippo_cli.rewards.score import score
+
+RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
+
+
+def corridor(trainer):
+    """Rollouts, scores and targets of the first iteration."""
+    config = trainer.config
+    batch = trainer.prompts.batch(0, 0, 1)
+    rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
+    scores = score(trainer.reward, batch, rollouts, config.reward)
+    return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, rollouts, scores)
+
+
+def raise_values(trainer):
+    """A critic that says .25 everywhere, so that a bootstrap can be seen."""
+    for agent in trainer.state.agents.values():
+        with torch.no_grad():
+            agent.critic.engine.module.value_head.out.bias.fill_(0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truncation", ["none", "penalty", "mask", "bootstrap"])
+def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
+    keys = [f"algorithm.truncation={truncation}", "algorithm.gamma=0.9", "algorithm.truncation_penalty=0.5"]
+    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+        raise_values(trainer)
+        rollouts, scores, targets = corridor(trainer)
+        rollout, found = rollouts["low"], targets["low"]
+        cut = ~rollout.finished
+        assert 0 < cut.sum() < len(cut), "the test needs both kinds of rows"
+        expected = torch.zeros_like(found.rewards)
+        given = scores["low"].score[:, 0] - (0.5 * cut if truncation == "penalty" else 0.0)
+        expected[torch.arange(len(cut)), rollout.lengths - 1] = given
+        assert torch.equal(found.rewards, expected)
+        assert torch.equal(found.final_values, torch.full_like(found.final_values, 0.25))
+        own = rollout.response_mask & (rollout.finished[:, None] if truncation == "mask" else True)
+        assert torch.equal(found.loss_mask, own)
+        boosted = expected.clone()
+        if truncation == "bootstrap":
+            boosted[torch.arange(len(cut)), rollout.lengths - 1] += 0.9 * 0.25 * cut
+        advantages, returns = gae(boosted, found.values, rollout.response_mask, gamma=0.9, gae_lambda=0.95)
+        assert torch.allclose(found.advantages, advantages, atol=1e-6)
+        assert torch.allclose(found.returns, returns, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_path):
+    with a_trainer(tmp_path, *RAGGED[:2]) as trainer:
+        raise_values(trainer)
+        rollouts, _, targets = corridor(trainer)
+    for name, found in targets.items():
+        kept = found.advantages[found.loss_mask].double()
+        assert abs(float(kept.mean())) < 1e-6
+        assert float(kept.std()) == pytest.approx(1.0, abs=1e-4)
+        assert not found.advantages[~found.loss_mask].any()
+        raw, _ = gae(found.rewards, found.values, rollouts[name].response_mask, gamma=1.0, gae_lambda=0.95)
+        own = rollouts[name].response_mask
+        assert torch.allclose(found.returns[own], (raw + found.values)[own], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_the_next(tmp_path):
+    keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=0.001", "algorithm.kl.reward.horizon=100"]
+    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+        agent = trainer.state.agents["low"]
+        with torch.no_grad():  # the policy has moved away from its reference
+            for parameter in agent.actor.engine.module.lm.get_output_embeddings().parameters():
+                parameter.mul_(3.0)
+        rollouts, scores, targets = corridor(trainer)
+        rollout, found = rollouts["low"], targets["low"]
+        kl = (rollout.logprobs - found.ref_logprobs) * rollout.response_mask
+        assert kl.abs().max() > 0.01
+        terminal = torch.zeros_like(found.rewards)
+        terminal[torch.arange(len(kl)), rollout.lengths - 1] = scores["low"].score[:, 0]
+        assert torch.allclose(found.rewards, terminal - 0.5 * kl, atol=1e-6)
+        # Far above or below the target the error is clipped to 20 %: 1 + .2 * 16 samples / 100.
+        sign = 1 if float((kl.sum(1) / rollout.response_mask.sum(1)).mean()) > 0.001 else -1
+        assert trainer.state.algorithm.kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
+        assert trainer.state.algorithm.kl_coef["high"] != 0.5
+        assert trainer.checkpoints.save(trainer.state)
+        found = newest_intact(trainer.run.folder / "checkpoints")
+    stored = json.loads((found / "state.json").read_text())
+    assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
