@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.help import EVAL_HELP, HELP_FLAGS
+
+OWN = {"run": "", "checkpoint": "latest"}  # keys of this command, with their defaults; all others are a run's
 
 
 def main() -> NoReturn:
@@ -18,15 +19,17 @@ def main() -> NoReturn:
         sys.exit(0)
     from ippo_cli.cli.exits import guarded
 
-    sys.exit(guarded(lambda: _evaluate(argv), argv))
+    overrides = [text for text in argv if text.partition("=")[0] not in OWN]
+    sys.exit(guarded(lambda: _evaluate(argv), overrides))
 
 
 def _evaluate(argv: list[str]) -> None:
+    from ippo_cli.cli.resume import saved_overrides
     from ippo_cli.config.checks import check
     from ippo_cli.config.errors import ConfigError, ResumeError
     from ippo_cli.config.load import compose_node, resolve, typed
 
-    own = {"run": "", "checkpoint": "latest"}
+    own = dict(OWN)
     overrides: list[str] = []
     for text in argv:
         key, found, value = text.partition("=")
@@ -37,10 +40,9 @@ def _evaluate(argv: list[str]) -> None:
     if not own["run"]:
         raise ConfigError("run=", "is missing", "give a run's folder: ippo-eval run=outputs/NAME/DATE-ID")
     folder = Path(own["run"]).absolute()
-    if not (folder / "overrides.json").is_file():
+    if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={own['run']}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
-    saved = json.loads((folder / "overrides.json").read_text())
-    config = typed(resolve(compose_node([*saved, *overrides])))
+    config = typed(resolve(compose_node([*saved_overrides(folder), *overrides])))
     check(config, 1)
     from ippo_cli.training.evaluate_run import evaluate_run
 

@@ -35,7 +35,7 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     folder = _find(wanted[-1], typed_now)
     if folder is None:
         return typed_now, None
-    combined = [*(text for text in _saved_overrides(folder) if text not in typed_now), *typed_now]
+    combined = [*(text for text in saved_overrides(folder) if text not in typed_now), *typed_now]
     changes = _drift(folder, _composed(combined))
     if changes:
         shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changes[:8])
@@ -63,11 +63,12 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
     return None
 
 
-def _saved_overrides(folder: Path) -> list[str]:
+def saved_overrides(folder: Path) -> list[str]:
+    """The overrides that a run was started with, those of later resumes included."""
     try:
         return [str(text) for text in json.loads((folder / "overrides.json").read_text())]
     except (OSError, ValueError, TypeError) as error:
-        raise ResumeError(f"{folder} is no run that can be resumed: overrides.json cannot be read ({error})") from error
+        raise ResumeError(f"{folder} is no run to go on from: overrides.json cannot be read ({error})") from error
 
 
 def _composed(overrides: Sequence[str]) -> dict[str, object]:
