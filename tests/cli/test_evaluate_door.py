@@ -54,7 +54,7 @@ def test_a_run_must_be_named_and_be_there(ippo_eval: Call, tmp_path: Path) -> No
 def test_a_mistake_among_the_runs_keys_is_blamed_and_not_the_run(ippo_eval: Call, run: Path) -> None:
     code, said = ippo_eval(f"run={run}", "checkpoint=best", "evaluation.sed=1")
     assert code == 2
-    assert said.startswith("ippo: evaluation.sed=1 is no key; did you mean evaluation.seed?")
+    assert said.startswith("ippo: evaluation.sed=1 is no key; did you mean evaluation.seed")
 
 
 def test_rules_hold_for_an_evaluation_too(ippo_eval: Call, run: Path) -> None:

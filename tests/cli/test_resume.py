@@ -70,7 +70,7 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
     ("override", "diff"),
     [
         ("seed=8", "seed: 0 -> 8"),
-        ("rollout.buffer_size=128", "rollout.buffer_size: 256 -> 128"),
+        ("rollout.buffer_size=128", "rollout.buffer_size: 512 -> 128"),
         ("rollout.num_generations=2", "rollout.num_generations: 1 -> 2"),
         ("task.length=5", "task.length: 6 -> 5"),
         ("actor.hidden_size=64", "task.agents.high.actor.hidden_size: 128 -> 64"),

@@ -14,6 +14,7 @@ from ippo_cli.config.schema import Config
 
 # What an option needs besides its name; an option without an entry needs nothing.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "task=gsm8k": ("task.train=train.jsonl", "task.eval=test.jsonl"),
     "task=jsonl": ("task.train=train.jsonl", "task.eval=eval.jsonl", "task.agents.solo.answer='{answer}'"),
     "actor=full": ("actor.model=some/model",),
     "reward=function": ("reward.function=reward.py:score",),

@@ -185,8 +185,8 @@ def test_a_saved_configuration_without_a_whole_group_is_refused(gone: str, plain
 def test_one_agents_value_changes_that_agent_alone() -> None:
     made = load_config(["task.agents.high.actor.learning_rate=1e-5", "task.agents.low.critic.ppo_epochs=3"])
     low, high = made.task.agents["low"], made.task.agents["high"]
-    assert (low.actor.learning_rate, high.actor.learning_rate) == (3e-4, 1e-5)
-    assert made.actor.learning_rate == 3e-4
+    assert (low.actor.learning_rate, high.actor.learning_rate) == (3.5e-4, 1e-5)
+    assert made.actor.learning_rate == 3.5e-4
     assert (low.critic.ppo_epochs, high.critic.ppo_epochs) == (3, None)
 
 
