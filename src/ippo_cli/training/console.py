@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,7 @@ class Console:
         self._tasks: dict[str, Any] = {}
         self._panel: Any = Text("")
         self._history: dict[str, list[float]] = {name: [] for name in agents}
-        self._began = time.monotonic()
-        self._first_iteration: int | None = None
+        self._recent: deque[float] = deque(maxlen=20)  # seconds of the last iterations
         self._said_at = time.monotonic()
 
     def __enter__(self) -> Console:
@@ -87,9 +87,8 @@ class Console:
         for name in self.agents:
             self._history[name].append(row[f"{name}/score/mean"])
         number = int(row["iteration"])
-        self._first_iteration = number - 1 if self._first_iteration is None else self._first_iteration
-        pace = (time.monotonic() - self._began) / (number - self._first_iteration)
-        left = pace * (num_iterations - number)
+        self._recent.append(row["time/iteration"])
+        left = sum(self._recent) / len(self._recent) * (num_iterations - number)
         self._said_at = time.monotonic()
         if self._live is None:
             self.say(self._line(row, num_iterations, left))
