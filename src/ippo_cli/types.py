@@ -79,9 +79,7 @@ class Rollout:
     response_mask: Tensor  # [B, R] bool: 1 on tokens this agent chose, EOS included; may have holes (observations)
     turn: Tensor  # [B, R] int64: the turn of each own token, -1 elsewhere
     logprobs: Tensor  # [B, R] float32, tempered and unfiltered: what the ratio is against
-    behavior_logprobs: (
-        Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
-    )
+    behavior_logprobs: Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
     finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
     texts: list[str]  # B
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.help import HELP_FLAGS, TRAIN_HELP
 
+SWEEP_FLAGS = ("-m", "--multirun")
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Entry point; the exit codes are in `config/errors.py`."""
     argv = [argument for argument in sys.argv[1:] if not argument.startswith(("--local_rank", "--local-rank"))]
+    argv.sort(key=lambda argument: argument not in SWEEP_FLAGS)  # Hydra refuses overrides on both sides of a flag
     if any(argument in HELP_FLAGS for argument in argv):
         print(TRAIN_HELP, end="")
         sys.exit(0)
