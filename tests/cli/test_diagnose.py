@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -77,3 +79,26 @@ def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: py
     said = capsys.readouterr().err
     assert ("Traceback" in said) == (code == 1)
     assert code not in (2, 12) or said == f"ippo: {error}\n"
+
+
+LEAVING = """
+import atexit, sys
+from ippo_cli.cli.exits import leave
+from ippo_cli.engine import distributed
+class Loud:
+    def __del__(self):
+        print("the interpreter shuts down", flush=True)
+kept = Loud()
+atexit.register(print, "handlers run")
+if {ran}:
+    distributed.init(device="cpu", timeout_s=60)
+    distributed.shutdown()
+leave(3)
+"""
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_after_a_process_group_the_interpreter_is_not_taken_apart(ran: bool) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVING.format(ran=ran)], capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout.splitlines() == ["handlers run"] + ([] if ran else ["the interpreter shuts down"])

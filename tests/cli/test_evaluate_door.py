@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli import evaluate
+from ippo_cli.cli import evaluate, exits
 
 Call = Callable[..., tuple[int, str]]
 
@@ -20,6 +20,7 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def call(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["ippo-eval", *arguments])
+        monkeypatch.setattr(exits, "leave", sys.exit)
         with pytest.raises(SystemExit) as leaving:
             evaluate.main()
         said = capsys.readouterr()

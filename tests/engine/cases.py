@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ippo_cli.cli.exits import leave
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine, StepResult
 from ippo_cli.engine.zero_config import zero_config
@@ -616,6 +617,7 @@ def main(out: Path) -> None:
     if ranks.rank == 0:
         torch.save(results, out / "results.pt")
     distributed.shutdown()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ def main() -> NoReturn:
     if not argv or any(argument in HELP_FLAGS for argument in argv):
         print(EVAL_HELP, end="")
         sys.exit(0)
-    from ippo_cli.cli.exits import guarded
+    from ippo_cli.cli.exits import guarded, leave
 
     overrides = [text for text in argv if text.partition("=")[0] not in OWN]
-    sys.exit(guarded(lambda: _evaluate(argv), overrides))
+    leave(guarded(lambda: _evaluate(argv), overrides))
 
 
 def _evaluate(argv: list[str]) -> None:

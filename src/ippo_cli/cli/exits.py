@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -43,6 +45,21 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
         traceback.print_exc()
         return UNEXPECTED
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with that exit code.
+
+    At once if a process group ran in it: its threads may want the interpreter while that shuts down, and are then
+    ended in a way that turns a finished run into SIGABRT.
+    """
+    distributed = sys.modules.get("ippo_cli.engine.distributed")
+    if distributed is None or not distributed.has_run():
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def block(message: str) -> str:

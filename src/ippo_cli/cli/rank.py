@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.cli.exits import guarded
+from ippo_cli.cli.exits import guarded, leave
 
 PR_SET_PDEATHSIG = 1
 
@@ -25,7 +25,7 @@ def main() -> NoReturn:
 
         run_training(from_yaml(folder / "config.yaml"), folder, resumed="--resumed" in sys.argv[2:])
 
-    sys.exit(guarded(train, []))
+    leave(guarded(train, []))
 
 
 if __name__ == "__main__":

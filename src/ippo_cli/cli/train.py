@@ -27,9 +27,9 @@ def main() -> NoReturn:
     if any(argument in HELP_FLAGS for argument in argv):
         print(TRAIN_HELP, end="")
         sys.exit(0)
-    from ippo_cli.cli.exits import guarded
+    from ippo_cli.cli.exits import guarded, leave
 
-    sys.exit(guarded(lambda: _with_hydra(argv), argv))
+    leave(guarded(lambda: _with_hydra(argv), argv))
 
 
 def _with_hydra(argv: list[str]) -> None:

@@ -120,6 +120,11 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def has_run() -> bool:
+    """Whether a process group ever ran in this process."""
+    return _trainings > 0
+
+
 def timeout() -> timedelta:
     """How long a collective waits for the other ranks, as given to `init`."""
     return _timeout
