@@ -1,0 +1,120 @@
+"""The least that an iteration's tokens cost: bare forward and backward passes over exactly them, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaForCausalLM
+
+
+class _Columns(Cache):
+    """Keys and values in one preallocated buffer per layer; a step writes one column and attends to a slice."""
+
+    def __init__(self, model: LlamaForCausalLM, rows: int, columns: int) -> None:
+        config, weight = model.config, model.lm_head.weight
+        size = config.hidden_size // config.num_attention_heads
+        shape = (2, config.num_hidden_layers, rows, config.num_key_value_heads, columns, size)
+        self._held = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        self._used = 0
+        self.layers = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        rows, _heads, new, _size = key_states.shape
+        end = self._used + new
+        keys, values = self._held[:, layer_idx, :rows]
+        keys[:, :, self._used : end] = key_states
+        values[:, :, self._used : end] = value_states
+        if layer_idx == self._held.shape[1] - 1:
+            self._used = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._used
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._used + query_length, 0
+
+
+class Ideal:
+    """Seconds of bare work on a model of its own, of the same shape and dtype as the agents'."""
+
+    def __init__(self, model: LlamaForCausalLM, *, micro_batch_tokens: int) -> None:
+        self._model = model
+        self._value = nn.Linear(model.config.hidden_size, 1).to(model.dtype).to(model.device)
+        self._micro_batch_tokens = micro_batch_tokens
+
+    def decode(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+        """All rows together, longest first, so that the live ones are always a slice. No sampling, no filters."""
+        lengths = sorted(lengths, reverse=True)
+        model, device = self._model.eval(), self._model.device
+        began = _now(device)
+        with torch.no_grad():
+            cache = _Columns(model, len(lengths), prompt_tokens + lengths[0])
+            ids = torch.full((len(lengths), prompt_tokens), 5, device=device)
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            # Everything is seen: a mask of four axes goes through as it is.
+            mask = torch.zeros(1, 1, 1, 1, device=device, dtype=model.dtype)
+            live = len(lengths)
+            for step in range(1, lengths[0]):
+                while lengths[live - 1] <= step:
+                    live -= 1
+                positions = torch.full((live, 1), prompt_tokens + step - 1, device=device)
+                model(input_ids=ids[:live, :1], position_ids=positions, attention_mask=mask,
+                      past_key_values=cache, use_cache=True)  # fmt: skip
+        return _now(device) - began
+
+    def policy_pass(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+        """Forward and backward of the log-probabilities of all response tokens."""
+
+        def loss(ids: Tensor) -> Tensor:
+            hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
+            logits = self._model.lm_head(hidden[:, prompt_tokens - 1 : -1]).float()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, prompt_tokens:].flatten())
+
+        return self._train(loss, prompt_tokens, lengths)
+
+    def value_pass(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+        """Forward and backward of the values."""
+        return self._train(self._values, prompt_tokens, lengths)
+
+    def value_forward(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+        """Forward of the values alone."""
+        began = _now(self._model.device)
+        with torch.no_grad():
+            for ids in self._batches(prompt_tokens, lengths):
+                self._values(ids)
+        return _now(self._model.device) - began
+
+    def _values(self, ids: Tensor) -> Tensor:
+        hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
+        return self._value(hidden).float().square().mean()
+
+    def _train(self, loss: Any, prompt_tokens: int, lengths: Sequence[int]) -> float:
+        self._model.train()
+        began = _now(self._model.device)
+        for ids in self._batches(prompt_tokens, lengths):
+            loss(ids).backward()
+        spent = _now(self._model.device) - began
+        self._model.zero_grad(set_to_none=True)
+        self._value.zero_grad(set_to_none=True)
+        return spent
+
+    def _batches(self, prompt_tokens: int, lengths: Sequence[int]) -> list[Tensor]:
+        """As many tokens in rectangles without padding: every row has the mean length."""
+        total = len(lengths) * prompt_tokens + sum(lengths)
+        width = prompt_tokens + round(sum(lengths) / len(lengths))
+        rows, at_once = round(total / width), max(self._micro_batch_tokens // width, 1)
+        device = self._model.device
+        return [
+            torch.full((min(at_once, rows - first), width), 5, device=device) for first in range(0, rows, at_once)
+        ]
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

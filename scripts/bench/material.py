@@ -1,0 +1,94 @@
+"""What a benchmark trains on: a random-init Llama, prompts of eight words, a task of N agents, a reward that counts."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+PROMPT_WORDS = 8
+PROMPTS = 8192
+EVALUATED = 8  # rows of the evaluations at both ends, which are not timed
+
+REWARD = '''"""The share of one word in all responses of a row."""
+
+
+def reward(examples, responses, **_):
+    joint = [" ".join(row).split() for row in zip(*responses.values(), strict=True)]
+    return {"team": [words.count("t4") / max(len(words), 1) for words in joint]}
+'''
+TASK = """defaults:
+  - /schema/task_jsonl@_here_
+  - /base/jsonl@_here_
+  - _self_
+
+agents:
+"""
+AGENT = """  a{number}:
+    template: "{{prompt}}"
+    system: null
+    answer: null
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Of the model: a Llama with as many key-value heads as heads."""
+
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 4
+    intermediate: int = 1024
+    vocabulary: int = 64
+    context: int = 1024
+
+
+def make(folder: Path, shape: Shape, agents: int) -> list[str]:
+    """Write everything below `folder` and return the overrides that use it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = folder / "model"
+    if not model.exists():
+        _model(shape).save_pretrained(model)
+        _tokenizer(shape.vocabulary).save_pretrained(model)
+    words = random.Random(0)
+    for name, rows in (("train", PROMPTS), ("eval", EVALUATED)):
+        lines = (" ".join(f"t{words.randrange(4, min(shape.vocabulary, 64))}" for _ in range(PROMPT_WORDS))
+                 for _ in range(rows))  # fmt: skip
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "conf" / "task").mkdir(parents=True, exist_ok=True)
+    (folder / "conf" / "task" / f"bench_{agents}.yaml").write_text(
+        TASK + "".join(AGENT.format(number=number) for number in range(agents))
+    )
+    return [
+        f"hydra.searchpath=[file://{folder / 'conf'}]", f"task=bench_{agents}",
+        f"task.train={folder / 'train.jsonl'}", f"task.eval={folder / 'eval.jsonl'}",
+        "actor=full", f"actor.model={model}", "reward=function", f"reward.function={folder / 'reward.py'}:reward",
+        f"output_dir={folder / 'outputs'}", "tracker.samples_every=0",
+    ]  # fmt: skip
+
+
+def _model(shape: Shape) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
+            max_position_embeddings=shape.context, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+            tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    words = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3} | {f"t{number}": number for number in range(4, vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
+    )

@@ -1,0 +1,190 @@
+"""Time whole iterations and their phases on a named setting, variants and other projects' baselines in turn.
+
+    python scripts/bench/speed.py tail --ideal
+    python scripts/bench/speed.py fixed --variant "small: rollout.buffer_size=64" --variant "large: rollout.buffer_size=1024"
+    python scripts/bench/speed.py eos --peer trl=ENV/bin/python:trl_baseline.py --repeat 3
+
+Prints one JSON object. Every repetition runs all variants and peers one after the other, so ratios are between
+neighbours in time; they are given with their smallest and largest value over the repetitions. A variant is a name, a
+colon, and overrides of `ippo-train`; `agents=N`, `vocabulary=N`, `hidden=N`, `layers=N` shape the task and the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from material import Shape, make
+
+HERE = Path(__file__).parent
+WARM_UP = 2  # iterations not counted: allocators, caches, thread pools
+BASE = (
+    "algorithm=ppo", "algorithm.ppo_epochs=1", "algorithm.mini_batch_size=16", "rollout.buffer_size=64",
+    "rollout.decode_batch_size=64", "actor.dtype=fp32", "actor.learning_rate=1e-5", "critic.learning_rate=1e-5",
+    "evaluation.every=0", "evaluation.greedy=false", "checkpoint.every=0", "tracker.console=plain",
+)  # fmt: skip
+PHASES = ("rollout", "score", "targets", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How long responses are: with random weights the end of sequence is one token of the vocabulary among others."""
+
+    limit: int
+    fixed: bool
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"rollout.max_new_tokens={self.limit}", f"rollout.min_new_tokens={self.limit if self.fixed else 0}"]
+
+
+SETTINGS = {
+    "fixed": Setting(limit=32, fixed=True),
+    "eos": Setting(limit=32, fixed=False),
+    "tail": Setting(limit=128, fixed=False),
+}
+
+
+def main() -> None:
+    given = _arguments()
+    variants = dict(_variant(text) for text in given.variant) or {"ours": []}
+    peers = dict(text.split("=", 1) for text in given.peer)
+    with tempfile.TemporaryDirectory(prefix="ippo-bench-") as folder:
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*variants, *peers)}
+        for _ in range(given.repeat):
+            for name, overrides in variants.items():
+                runs[name].append(_ours(Path(folder), given, overrides))
+            for name, where in peers.items():
+                runs[name].append(_peer(name, where, given))
+    base = next(iter(variants))
+    print(json.dumps(
+        {
+            "setting": given.setting, "threads": given.threads, "repeat": given.repeat, "python": platform.python_version(),
+            "runs": {name: _summary(found) for name, found in runs.items()},
+            f"samples per second, {base} divided by": {
+                name: _spread([a["samples_per_second"] / b["samples_per_second"]
+                               for a, b in zip(runs[base], found, strict=True)])
+                for name, found in runs.items() if name != base
+            },
+        },
+        indent=2,
+    ))  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=SETTINGS)
+    parser.add_argument("--variant", action="append", default=[], help="NAME: OVERRIDE ...")
+    parser.add_argument("--peer", action="append", default=[], help="trl|comlrl=PYTHON:SCRIPT")
+    parser.add_argument("--ideal", action="store_true", help="also measure the bare cost of the same tokens")
+    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def _variant(text: str) -> tuple[str, list[str]]:
+    name, _, overrides = text.partition(":")
+    return name.strip(), overrides.split()
+
+
+def _ours(folder: Path, given: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    """One run of ours. Several ranks are timed by their own clocks, one by a watch around the whole iteration."""
+    keys = dict(text.partition("=")[::2] for text in overrides)
+    agents = int(keys.pop("agents", "2"))
+    shape = Shape(**{key: int(keys.pop(key)) for key in ("vocabulary", "hidden", "layers") if key in keys})
+    own = [f"{key}={value}" for key, value in keys.items()]
+    material = make(folder / "_".join(str(part) for part in vars(shape).values()), shape, agents)
+    processes = int(keys.get("launch.processes", "1"))
+    name = f"run_{len(list(folder.rglob('metrics.jsonl')))}"
+    everything = [*material, *BASE, *SETTINGS[given.setting].overrides, f"launch.threads={given.threads // processes}",
+                  f"num_iterations={WARM_UP + given.iterations + 1}", f"name={name}", *own]  # fmt: skip
+    if dict(text.partition("=")[::2] for text in everything)["actor.dtype"] == "bf16":
+        everything.append("critic.dtype=bf16")
+    out = folder / f"{name}.json"
+    command = [sys.executable, str(HERE / "measured_run.py"), str(out), *(["--ideal"] if given.ideal else []), *everything]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{name} {' '.join(own)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    (metrics,) = folder.rglob(f"{name}/*/metrics.jsonl")
+    rows = [row for line in metrics.read_text().splitlines() if "time/iteration" in (row := json.loads(line))]
+    watched = json.loads(out.read_text())
+    for row, own in zip(rows, watched["own"], strict=False):  # watching happens at the start of the rollout phase
+        row["time/rollout"] -= own
+        row["time/iteration"] -= own
+    return _read(rows, watched, agents)
+
+
+def _read(rows: Sequence[Mapping[str, float]], watched: Mapping[str, Any], agents: int) -> dict[str, Any]:
+    """Medians over the counted iterations of one run."""
+    counted = slice(WARM_UP, -1)
+    found: dict[str, Any] = {
+        f"{phase}_s": statistics.median(row[f"time/{phase}"] for row in rows[counted]) for phase in PHASES
+    }
+    phases = statistics.median(row["time/iteration"] for row in rows[counted])
+    whole = statistics.median(watched["iterations"][counted]) if watched["iterations"] else phases
+    samples = round(rows[0]["perf/samples_per_second"] * rows[0]["time/iteration"])  # the first is not watched
+    found |= {
+        "iteration_s": whole, "outside_phases_s": whole - phases, "samples_per_second": samples / whole,
+        "samples_per_phase_second": samples / phases,
+        "response_length": statistics.mean(row[f"a{n}/rollout/response_length"] for row in rows for n in range(agents)),
+        "peak_memory_mib": max(row["perf/peak_memory_mib"] for row in rows),
+    }  # fmt: skip
+    if watched["ideals"]:
+        ideals, measured = watched["ideals"][counted], rows[counted]
+        for phase in ("rollout", "targets", "update"):
+            found[f"{phase}_efficiency"] = statistics.median(
+                ideal[phase] / row[f"time/{phase}"] for ideal, row in zip(ideals, measured, strict=True)
+            )
+        found["efficiency"] = statistics.median(
+            sum(ideal.values()) / spent for ideal, spent in zip(ideals, watched["iterations"][counted], strict=True)
+        )
+    return found
+
+
+def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
+    """One run of a baseline script in an environment of its own: `PYTHON:SCRIPT`."""
+    python, _, script = where.partition(":")
+    setting = SETTINGS[given.setting]
+    shape = ["--hidden", "256", "--layers", "4", "--threads", str(given.threads)]
+    if name.startswith("trl"):
+        own = ["--response-length", str(setting.limit), "--batch", "64", "--updates", str(given.iterations),
+               "--ppo-epochs", "1", "--minibatches", "4", *([] if setting.fixed else ["--stop-at-eos"])]  # fmt: skip
+    else:
+        own = ["--prompts", "16", "--epochs", "1", "--max-new-tokens", str(setting.limit),
+               *([] if setting.fixed else ["--stop-on-eos"])]  # fmt: skip
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": str(given.threads)}
+    done = subprocess.run([python, script, *shape, *own], capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    said = json.loads(done.stdout[done.stdout.index("\n{") if "\n{" in done.stdout else done.stdout.index("{") :])
+    rate = next(said[key] for key in ("episodes_per_sec_excl_first", "agent_samples_per_sec", "agent_samples_per_s") if key in said)
+    return {"samples_per_second": rate, "said": said}
+
+
+def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers as median, smallest and largest over the repetitions; all else of the last one."""
+    return {
+        key: _spread([run[key] for run in found]) if isinstance(value, int | float) else value
+        for key, value in found[-1].items()
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    short = [float(f"{value:.4g}") for value in (statistics.median(values), min(values), max(values))]
+    return dict(zip(("median", "smallest", "largest"), short, strict=True))
+
+
+if __name__ == "__main__":
+    main()
