@@ -13,7 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-sys.path.insert(0, str(Path(__file__).parent / "training"))  # `small`: the smallest real run
+for folder in ("training", "models"):  # `small`: the smallest real run; `rows`: rollouts of given tokens
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -109,9 +109,7 @@ class Ideal:
         width = prompt_tokens + round(sum(lengths) / len(lengths))
         rows, at_once = round(total / width), max(self._micro_batch_tokens // width, 1)
         device = self._model.device
-        return [
-            torch.full((min(at_once, rows - first), width), 5, device=device) for first in range(0, rows, at_once)
-        ]
+        return [torch.full((min(at_once, rows - first), width), 5, device=device) for first in range(0, rows, at_once)]
 
 
 def _now(device: torch.device) -> float:

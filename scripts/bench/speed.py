@@ -1,7 +1,7 @@
 """Time whole iterations and their phases on a named setting, variants and other projects' baselines in turn.
 
     python scripts/bench/speed.py tail --ideal
-    python scripts/bench/speed.py fixed --variant "small: rollout.buffer_size=64" --variant "large: rollout.buffer_size=1024"
+    python scripts/bench/speed.py fixed --variant "64:" --variant "1024: rollout.buffer_size=1024"
     python scripts/bench/speed.py eos --peer trl=ENV/bin/python:trl_baseline.py --repeat 3
 
 Prints one JSON object. Every repetition runs all variants and peers one after the other, so ratios are between
@@ -69,7 +69,8 @@ def main() -> None:
     base = next(iter(variants))
     print(json.dumps(
         {
-            "setting": given.setting, "threads": given.threads, "repeat": given.repeat, "python": platform.python_version(),
+            "setting": given.setting, "threads": given.threads, "repeat": given.repeat,
+            "python": platform.python_version(),
             "runs": {name: _summary(found) for name, found in runs.items()},
             f"samples per second, {base} divided by": {
                 name: _spread([a["samples_per_second"] / b["samples_per_second"]
@@ -112,7 +113,13 @@ def _ours(folder: Path, given: argparse.Namespace, overrides: Sequence[str]) -> 
     if dict(text.partition("=")[::2] for text in everything)["actor.dtype"] == "bf16":
         everything.append("critic.dtype=bf16")
     out = folder / f"{name}.json"
-    command = [sys.executable, str(HERE / "measured_run.py"), str(out), *(["--ideal"] if given.ideal else []), *everything]
+    command = [
+        sys.executable,
+        str(HERE / "measured_run.py"),
+        str(out),
+        *(["--ideal"] if given.ideal else []),
+        *everything,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{name} {' '.join(own)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
@@ -169,7 +176,11 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
     if done.returncode != 0:
         sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     said = json.loads(done.stdout[done.stdout.index("\n{") if "\n{" in done.stdout else done.stdout.index("{") :])
-    rate = next(said[key] for key in ("episodes_per_sec_excl_first", "agent_samples_per_sec", "agent_samples_per_s") if key in said)
+    rate = next(
+        said[key]
+        for key in ("episodes_per_sec_excl_first", "agent_samples_per_sec", "agent_samples_per_s")
+        if key in said
+    )
     return {"samples_per_second": rate, "said": said}
 
 

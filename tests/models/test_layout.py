@@ -6,42 +6,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import everything, rollout
 
 from ippo_cli.models.layout import compact, token_budget_batches
-from ippo_cli.types import Rollout
-
-
-def rollout(prompts: list[list[int]], responses: list[list[int]], masks: list[list[int]], pad: int = 0) -> Rollout:
-    """Left-padded prompts and right-padded responses of the given tokens; `pad` is what stands in the padding."""
-    wide, long = max(map(len, prompts)), max(1, *map(len, responses))
-    prompt_ids = torch.full((len(prompts), wide), pad)
-    response_ids = torch.full((len(prompts), long), pad)
-    prompt_mask = torch.zeros(len(prompts), wide, dtype=torch.bool)
-    response_mask = torch.zeros(len(prompts), long, dtype=torch.bool)
-    for row, (prompt, response, mask) in enumerate(zip(prompts, responses, masks, strict=True)):
-        prompt_ids[row, wide - len(prompt) :] = torch.tensor(prompt)
-        prompt_mask[row, wide - len(prompt) :] = True
-        response_ids[row, : len(response)] = torch.tensor(response, dtype=torch.long)
-        response_mask[row, : len(response)] = torch.tensor(mask, dtype=torch.bool)
-    zeros = torch.zeros(response_ids.shape)
-    return Rollout(
-        prompt_ids=prompt_ids, prompt_mask=prompt_mask, response_ids=response_ids, response_mask=response_mask,
-        turn=torch.where(response_mask, 0, -1), logprobs=zeros, behavior_logprobs=zeros,
-        finished=torch.ones(len(prompts), dtype=torch.bool), texts=[""] * len(prompts),
-    )  # fmt: skip
-
-
-def everything(made: Rollout) -> torch.Tensor:
-    return torch.arange(len(made.texts))
 
 
 def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_before_its_token() -> None:
     made = rollout([[5, 6], [4, 5, 6]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
-    sequences = compact(made, everything(made))
+    sequences = compact(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8, 2], [4, 5, 6, 9, 2]]
     # V(5 6) speaks about 7, V(5 6 7) about 8, V(5 6 7 8) about 2, V(5 6 7 8 2) about what comes after.
     assert sequences.state[0].tolist() == [1, 2, 3, 4]
-    assert sequences.state[1].tolist() == [2, 3, 4, 4]  # past the end of a shorter row: kept inside, and never used
+    assert sequences.state[1].tolist() == [
+        5 + 2,
+        5 + 3,
+        5 + 4,
+        5 + 4,
+    ]  # past the end of a shorter row: kept inside, and never used
     assert sequences.lengths.tolist() == [3, 2]
     assert sequences.response_ids.tolist() == [[7, 8, 2], [9, 2, 0]]
     assert sequences.response_mask.tolist() == [[True] * 3, [True, True, False]]
@@ -49,8 +30,8 @@ def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_b
 
 def test_the_state_before_a_token_ends_with_the_token_before_it() -> None:
     made = rollout([[5, 6], [4]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
-    sequences = compact(made, everything(made))
-    read = sequences.input_ids.gather(1, sequences.state)
+    sequences = compact(made, everything(made), packed=False)
+    read = sequences.input_ids.flatten()[sequences.state]
     assert read[0].tolist() == [6, 7, 8, 2]
     assert read[1, :3].tolist() == [4, 9, 2]
     after = read.gather(1, sequences.lengths[:, None])[:, 0]
@@ -59,22 +40,22 @@ def test_the_state_before_a_token_ends_with_the_token_before_it() -> None:
 
 def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None:
     made = rollout([[5]], [[7, 11, 12, 8]], [[1, 0, 0, 1]])
-    sequences = compact(made, everything(made))
+    sequences = compact(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 7, 11, 12, 8]]
     assert sequences.response_mask.tolist() == [[True, False, False, True]]
-    assert sequences.input_ids.gather(1, sequences.state)[0, :4].tolist() == [5, 7, 11, 12]
+    assert sequences.input_ids.flatten()[sequences.state][0, :4].tolist() == [5, 7, 11, 12]
 
 
 def test_tokens_after_the_last_own_one_are_not_read() -> None:
     made = rollout([[5, 6]], [[7, 8, 9]], [[1, 1, 0]])
-    sequences = compact(made, everything(made))
+    sequences = compact(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8]]
     assert sequences.response_ids.tolist() == [[7, 8]]
 
 
 def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
     made = rollout([[5, 6]], [[]], [[]])
-    sequences = compact(made, everything(made))
+    sequences = compact(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6]]
     assert sequences.lengths.tolist() == [0]
     assert sequences.state[0, 0] == 1
@@ -82,7 +63,7 @@ def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
 
 def test_rows_may_be_chosen_repeated_and_reordered() -> None:
     made = rollout([[5, 6], [4], [1, 2, 3]], [[7, 8, 2], [9], [3, 3, 3, 3]], [[1, 1, 1], [1], [1, 1, 1, 1]])
-    sequences = compact(made, torch.tensor([1, 0, 1]))
+    sequences = compact(made, torch.tensor([1, 0, 1]), packed=False)
     assert sequences.input_ids.tolist() == [[4, 9, 0, 0, 0], [5, 6, 7, 8, 2], [4, 9, 0, 0, 0]]
     assert sequences.response_ids.shape == (3, 3)
 
@@ -96,21 +77,24 @@ def test_what_stands_in_the_padding_never_matters(rows: list[tuple[list[int], li
     prompts, responses = [list(part) for part in zip(*rows, strict=True)]
     masks = [[1] * len(response) for response in responses]
     made = [rollout(prompts, responses, masks, pad=pad) for pad in (0, 7, -100)]
-    found = [compact(one, everything(one)) for one in made]
+    found = [compact(one, everything(one), packed=False) for one in made]
     for other in found[1:]:
         assert torch.equal(found[0].input_ids, other.input_ids)
         assert torch.equal(found[0].state, other.state)
+    width = found[0].input_ids.shape[1]
     for row, (prompt, response) in enumerate(rows):
         whole = prompt + response
         assert found[0].input_ids[row, : len(whole)].tolist() == whole
         assert not found[0].input_ids[row, len(whole) :].any()
-        assert found[0].state[row, : len(response) + 1].tolist() == list(range(len(prompt) - 1, len(whole)))
+        assert found[0].state[row, : len(response) + 1].tolist() == list(
+            range(row * width + len(prompt) - 1, row * width + len(whole))
+        )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
 def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = token_budget_batches(torch.tensor(lengths), budget)
+    batches = token_budget_batches(torch.tensor(lengths), budget, packed=False)
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(lengths)))
     for batch in batches:
         sizes = [lengths[row] for row in batch.tolist()]
@@ -119,17 +103,23 @@ def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths: list[in
 
 
 def test_batches_are_not_smaller_than_they_need_be() -> None:
-    assert [batch.tolist() for batch in token_budget_batches(torch.tensor([2, 9, 2, 8, 2]), 18)] == [[1, 3], [0, 2, 4]]
-    assert len(token_budget_batches(torch.tensor([5] * 8), 20)) == 2
-    assert len(token_budget_batches(torch.tensor([30, 1]), 20)) == 2, "a row above the budget goes alone"
+    assert [batch.tolist() for batch in token_budget_batches(torch.tensor([2, 9, 2, 8, 2]), 18, packed=False)] == [
+        [1, 3],
+        [0, 2, 4],
+    ]
+    assert len(token_budget_batches(torch.tensor([5] * 8), 20, packed=False)) == 2
+    assert len(token_budget_batches(torch.tensor([30, 1]), 20, packed=False)) == 2, "a row above the budget goes alone"
 
 
 def test_there_is_no_batch_without_a_row() -> None:
-    assert token_budget_batches(torch.zeros(0, dtype=torch.long), 10) == []
+    assert token_budget_batches(torch.zeros(0, dtype=torch.long), 10, packed=False) == []
 
 
 @pytest.mark.parametrize("budget", [1, 7, 1000])
 def test_the_same_lengths_give_the_same_batches(budget: int) -> None:
     lengths = torch.tensor([3, 1, 3, 2, 3])
-    first, again = token_budget_batches(lengths, budget), token_budget_batches(lengths, budget)
+    first, again = (
+        token_budget_batches(lengths, budget, packed=False),
+        token_budget_batches(lengths, budget, packed=False),
+    )
     assert [batch.tolist() for batch in first] == [batch.tolist() for batch in again]

@@ -25,16 +25,18 @@ def one_iteration(root, *overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_micro_batches_change_neither_losses_nor_gradients(tmp_path, mode, critic):
+def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, mode, critic):
     keys = [f"algorithm.loss_aggregation={mode}", f"critic={critic}", "algorithm.entropy_coef=0.01"]
     whole, _ = one_iteration(tmp_path, *keys)
     split, _ = one_iteration(tmp_path, *keys, "deepspeed.micro_batch_tokens=24", "deepspeed.logit_chunk_tokens=5")
-    assert whole.keys() == split.keys()
+    padded, _ = one_iteration(tmp_path, *keys, "deepspeed.micro_batch_tokens=40", "deepspeed.pack_sequences=false")
+    assert whole.keys() == split.keys() == padded.keys()
     norms = [key for key in whole if key.endswith("grad_norm")]
     assert norms
     assert all(whole[key] > 1e-4 for key in norms)
     for key, value in whole.items():
         assert split[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+        assert padded[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
 
 
 @pytest.mark.slow

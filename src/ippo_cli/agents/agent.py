@@ -68,7 +68,7 @@ class Agent:
         after = before.new_zeros(len(before))
         learner = self.critic or self.actor
         learner.engine.module.eval()
-        for rows, sequences in learner.sequences(rollout):
+        for rows, sequences in learner.sequences(rollout, final=True):
             if self.critic is not None:
                 new, final = split_values(self.critic.engine(sequences), sequences)
             else:
@@ -84,7 +84,7 @@ class Agent:
         if self.reference is None:
             return rollout.logprobs
         result = torch.zeros_like(rollout.logprobs)
-        for rows, sequences in self.actor.sequences(rollout):
+        for rows, sequences in self.actor.sequences(rollout, final=False):
             new = self.reference(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
             result[rows, : new.shape[1]] = new
         return result

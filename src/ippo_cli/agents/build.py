@@ -31,6 +31,7 @@ from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_missing
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
+from ippo_cli.models.packing import enable_packing
 from ippo_cli.models.tiny import make_tiny_actor
 from ippo_cli.tasks.prompts import fill
 from ippo_cli.tasks.task import Task
@@ -130,6 +131,7 @@ def _actor_learner(
     config: Config, policy: Policy, actor: ActorConfig, critic: CriticConfig, device: torch.device
 ) -> Learner:
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
+    policy.packs = config.deepspeed.pack_sequences and enable_packing(policy.lm.base_model)
     groups = param_groups(policy.lm, actor)
     if policy.value_head is not None:
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
@@ -149,6 +151,7 @@ def _critic_learner(
     assert isinstance(critic, SeparateCriticConfig)
     model = load_critic(critic, weights, actor.revision)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
+    model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return Learner(
         role="value",
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
@@ -202,6 +205,7 @@ def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], 
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"
     if key not in references:
         policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(device)
+        enable_packing(policy.lm.base_model)  # given whatever its actor is given
         references[key] = policy.requires_grad_(False).eval()
     return references[key]
 

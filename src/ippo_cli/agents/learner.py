@@ -37,13 +37,22 @@ class Learner:
         self.engine.set_learning_rate(factor)
         return factor
 
-    def sequences(self, rollout: Rollout) -> Iterator[tuple[Tensor, Sequences]]:
+    @property
+    def packs(self) -> bool:
+        """Whether its module reads packed rows."""
+        return bool(self.engine.module.packs)
+
+    def batches(self, rollout: Rollout) -> list[Tensor]:
+        """Row numbers of the rollout in batches of the token budget."""
+        return token_budget_batches(row_tokens(rollout), self.micro_batch_tokens, packed=self.packs)
+
+    def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches of the token budget, as many on every rank: a rank short of batches repeats its first."""
-        batches = token_budget_batches(row_tokens(rollout), self.micro_batch_tokens)
+        batches = self.batches(rollout)
         wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
-            yield rows, compact(rollout, rows)
+            yield rows, compact(rollout, rows, packed=self.packs, final=final)
 
 
 def row_tokens(rollout: Rollout) -> Tensor:

@@ -23,6 +23,7 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; every expected failure is told in one block."""
     # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     try:
         command()
     except IppoError as error:

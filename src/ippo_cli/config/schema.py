@@ -343,6 +343,7 @@ class DeepspeedConfig:
     reduce_bucket_size: int  # elements per gradient reduction
     persistence_threshold: int  # stage 3: smaller parameters stay whole on every rank
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank; never changes the result
+    pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
     logit_chunk_tokens: int  # response tokens whose logits exist at once; never changes the result
 
 
@@ -372,6 +373,7 @@ class TrackerConfig:
     console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: int  # iterations between sample tables; 0 = never
     samples: int  # rows of a sample table
+    profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
 
 
 @dataclass

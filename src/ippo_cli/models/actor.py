@@ -15,6 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
+from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
@@ -55,6 +56,7 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
         self.value_head = value_head
+        self.packs = False  # whether it is given packed rows, see `enable_packing`
         self.in_step = in_step  # ZeRO stage 3: all ranks must call the head equally often, so they pad to one count
         self._logits = [LogitHead(lm)]  # in a list: its weights belong to `lm` and must not be registered twice
 
@@ -62,10 +64,9 @@ class Policy(nn.Module):
         self, sequences: Sequences, *, temperature: float, chunk_tokens: int, with_entropy: bool = False
     ) -> PolicyOutput:
         """Log-probabilities (and entropies, values) of the own tokens of every row; logits exist by chunks only."""
-        hidden = self.lm.base_model(input_ids=sequences.input_ids, use_cache=False).last_hidden_state
-        states = at_states(hidden, sequences.state)
+        hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
         own = sequences.response_mask
-        chosen, ids = states[:, :-1][own], sequences.response_ids[own]
+        chosen, ids = hidden.index_select(0, sequences.state[:, :-1][own]), sequences.response_ids[own]
         count = len(ids)
         if self.in_step:
             missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
@@ -78,7 +79,7 @@ class Policy(nn.Module):
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         values = final_values = None
         if self.value_head is not None:
-            values, final_values = split_values(self.value_head(states), sequences)
+            values, final_values = split_values(at_states(self.value_head(hidden), sequences.state), sequences)
         return PolicyOutput(
             logprobs=zeros.masked_scatter(own, logprobs[:count]),
             entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ippo_cli.models.layout import Sequences
+from ippo_cli.models.packing import read
 
 
 class ValueHeadConfig(PreTrainedConfig):
@@ -73,6 +74,7 @@ class ValueModel(PreTrainedModel):
             settings = dict(config.backbone)
             backbone = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
         self.backbone = backbone
+        self.packs = False  # whether it is given packed rows, see `enable_packing`
         width = hidden_width(backbone.config)
         self.value_head = ValueHead(ValueHeadConfig(width, config.value_head_hidden_dim))
         self.post_init()
@@ -81,8 +83,8 @@ class ValueModel(PreTrainedModel):
         self.value_head._init_weights(module)
 
     def forward(self, sequences: Sequences) -> Tensor:
-        hidden = self.backbone(input_ids=sequences.input_ids, use_cache=False).last_hidden_state
-        return self.value_head(at_states(hidden, sequences.state))
+        hidden = read(self.backbone, sequences.input_ids, sequences.packing)
+        return at_states(self.value_head(hidden), sequences.state)
 
 
 def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
@@ -93,9 +95,9 @@ def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) ->
     return model.to(backbone.dtype)
 
 
-def at_states(hidden: Tensor, state: Tensor) -> Tensor:
-    """Hidden states `[b, L, H]` at the columns `state [b, S]`: `[b, S, H]`."""
-    return hidden.gather(1, state[:, :, None].expand(-1, -1, hidden.shape[-1]))
+def at_states(values: Tensor, state: Tensor) -> Tensor:
+    """Values of all tokens read, `[n]`, at the places `state [b, S]`: `[b, S]`."""
+    return values.index_select(0, state.flatten()).view(state.shape)
 
 
 def hidden_width(config: PreTrainedConfig) -> int:

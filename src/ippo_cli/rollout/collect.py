@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from torch.profiler import record_function
 
 from ippo_cli.agents.agent import Speaker
 from ippo_cli.config.errors import NonFiniteError
@@ -50,7 +51,7 @@ def _agent_rollout(
     poll: Poll | None,
 ) -> Rollout:  # fmt: skip
     layered = config.gather is Gather.layer
-    with agent.speaking(config.gather.value) as policy:
+    with record_function(f"ippo/rollout/{agent.name}"), agent.speaking(config.gather.value) as policy:
         device = next(policy.parameters()).device
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)

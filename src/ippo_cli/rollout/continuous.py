@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ippo_cli.models.packing import PACKED
 from ippo_cli.rollout.cache import Cohort, joined
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
@@ -189,7 +190,7 @@ def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:
     return attention
 
 
-_OURS = {"sdpa": "ippo_cli_sdpa", "eager": "ippo_cli_eager"}
+_OURS = {"sdpa": "ippo_cli_sdpa", PACKED: "ippo_cli_sdpa", "eager": "ippo_cli_eager"}
 AttentionInterface.register(_OURS["sdpa"], _through_cohorts(lambda module: ALL_ATTENTION_FUNCTIONS["sdpa"]))
 # The library keeps one eager attention beside every model that has one, under this name.
 AttentionInterface.register(

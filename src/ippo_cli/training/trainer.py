@@ -7,12 +7,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
 import torch
+from torch.profiler import record_function
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.agents.build import build_agents, initial_weights
@@ -32,6 +33,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import lock, reserve_folder
 from ippo_cli.training.metrics import peak_memory_mib, prefixed, rollout_metrics
+from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure, Leaving
 from ippo_cli.training.update import Clock, update
@@ -47,7 +49,8 @@ class Stopwatch:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
-        yield
+        with record_function(f"{PREFIX}{phase}"):
+            yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
@@ -74,8 +77,12 @@ class Trainer:
                 self._reached()
             if self.state.progress.row is not None:
                 self._finish_iteration()
-            while self.state.progress.iteration < self.plan.num_iterations:
-                self._walk(self.state.progress.iteration)
+            # Profiled, where asked for, is the first iteration of this process that finds everything warm.
+            warm = min(self.state.progress.iteration + 1, self.plan.num_iterations - 1)
+            while (iteration := self.state.progress.iteration) < self.plan.num_iterations:
+                asked = self.config.tracker.profile and iteration == warm
+                with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
+                    self._walk(iteration)
                 self._reached()
                 self._finish_iteration()
         except Leaving:

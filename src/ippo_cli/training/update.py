@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.agents.learner import Learner, row_tokens
+from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.models.critic import split_values
-from ippo_cli.models.layout import compact, token_budget_batches
+from ippo_cli.models.layout import compact
 from ippo_cli.tasks.prompts import share
 from ippo_cli.types import Minibatch, Rollout, Targets, take
 
@@ -65,7 +66,8 @@ def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorith
         factor = learner.set_learning_rate(clock.iteration, clock.num_iterations)
         stats[f"{learner.role}/learning_rate"] = factor * learner.optimizer.learning_rate
         if learner.role != "policy" or clock.iteration >= algorithm.config.critic_warmup:
-            stats |= _train(agent, learner, rollout, targets, algorithm, clock)
+            with record_function(f"ippo/update/{agent.name} {learner.role}"):
+                stats |= _train(agent, learner, rollout, targets, algorithm, clock)
     stats["value/explained_variance"] = explained_variance(targets)
     return stats
 
@@ -117,7 +119,7 @@ def _step(
     first: tuple[bool, bool],
 ) -> StepResult:
     """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
-    groups = token_budget_batches(row_tokens(batch.rollout), learner.micro_batch_tokens)
+    groups = learner.batches(batch.rollout)
     wanted = int(distributed.all_max(torch.tensor(len(groups), device=batch.rollout.response_ids.device)))
     for number in range(wanted):
         micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
@@ -131,7 +133,8 @@ def _step(
 
 
 def _losses(agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, clock: Clock) -> dict[str, Loss]:
-    sequences = compact(micro.rollout, torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device))
+    rows = torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device)
+    sequences = compact(micro.rollout, rows, packed=learner.packs, final=False)
     config, budget = algorithm.config, algorithm.response_budget
     if learner.role == "value":
         new_values, _ = split_values(learner.engine(sequences), sequences)

@@ -1,0 +1,167 @@
+"""Sequences one after another in one row: every weight sees real tokens alone, and each sequence attends to itself.
+
+The model reads `[1, N]` with positions that start anew for every sequence. An attention function of our own, which the
+model calls through the library's attention interface, takes the row apart: sequences of similar length attend
+together, and only there, where it costs little, is padding computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+PACKED = "ippo_cli_packed"
+"""Our name among the library's attention functions; without a `packing` it is its `sdpa`."""
+
+PADDING = {"cpu": 128, "cuda": 65536}
+"""Padded places that cost as much as one more group: arithmetic there, memory traffic and launches here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbours in the row that attend together, `rows` times `width`."""
+
+    tokens: slice  # its part of the row
+    rows: int
+    width: int
+    there: Tensor | None  # [rows * width] for each place the token that stands in it; None where no place is padding
+    back: Tensor  # [tokens] the place of each token
+    real: Tensor  # [rows * width] bool: False where a place is padding, and some token stands in for none
+
+    def spread(self, states: Tensor) -> Tensor:
+        """`[1, heads, N, size]` to `[rows, heads, width, size]`."""
+        part = states[:, :, self.tokens]
+        if self.there is not None:
+            part = _Moved.apply(part, self.there, self.back, None)
+        _, heads, _, size = part.shape
+        return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
+
+    def joined(self, states: Tensor) -> Tensor:
+        """`[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
+        flat = states.flatten(0, 1)[None]
+        if self.there is None:
+            return flat
+        return _Moved.apply(flat.transpose(1, 2), self.back, self.there, self.real).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a row of `N` tokens comes apart."""
+
+    positions: Tensor  # [1, N]
+    groups: tuple[Group, ...]
+
+
+class _Moved(torch.autograd.Function):
+    """Picks along the third axis by `there`; the gradient goes back by `back`, and where `real` is False as nothing.
+
+    Indexing of torch's own would add up gradients by index, which is slow, and here each token has one place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, there: Tensor, back: Tensor, real: Tensor | None) -> Tensor:
+        ctx.save_for_backward(back, *([] if real is None else [real]))
+        return states.index_select(2, there)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        back, *real = ctx.saved_tensors
+        moved = grad.index_select(2, back)
+        return (moved * real[0][:, None] if real else moved), None, None, None
+
+
+def pack(lengths: Sequence[int], device: torch.device) -> Packing:
+    """The packing of sequences of these lengths, longest first."""
+    counts = torch.tensor(lengths, device=device)
+    starts = counts.cumsum(0) - counts
+    positions = torch.arange(int(counts.sum()), device=device) - starts.repeat_interleave(counts)
+    groups: list[Group] = []
+    first, spare = 0, PADDING.get(device.type, PADDING["cuda"])
+    token = 0
+    while first < len(lengths):
+        width, padding, last = lengths[first], 0, first
+        while last < len(lengths) and padding + width - lengths[last] <= spare:
+            padding += width - lengths[last]
+            last += 1
+        groups.append(_group(counts[first:last], token, last - first, width, padding))
+        token, first = groups[-1].tokens.stop, last
+    return Packing(positions[None], tuple(groups))
+
+
+def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> Group:
+    total = rows * width - padding
+    columns = torch.arange(width, device=counts.device)
+    real = (columns < counts[:, None]).flatten()
+    starts = counts.cumsum(0) - counts
+    there = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
+    return Group(slice(token, token + total), rows, width, there if padding else None, real.nonzero().flatten(), real)
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    packing: Packing | None = None, **options: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The library's `sdpa`, of every group by itself where the model reads a packed row."""
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if packing is None:
+        return plain(module, query, key, value, attention_mask, **options)
+    parts = [
+        group.joined(plain(module, group.spread(query), group.spread(key), group.spread(value), None, **options)[0])
+        for group in packing.groups
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
+
+
+AttentionInterface.register(PACKED, attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None) -> Tensor:
+    """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`."""
+    if packing is None:
+        return backbone(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+    # A mask of four axes is passed through as it is, and ours is in the packing.
+    mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
+    output = backbone(
+        input_ids=input_ids, position_ids=packing.positions, attention_mask=mask, use_cache=False, packing=packing
+    )
+    return output.last_hidden_state.flatten(0, 1)
+
+
+def enable_packing(backbone: PreTrainedModel) -> bool:
+    """Let a model read packed rows where it can, and say whether it can: seen by trying, once, on a few tokens."""
+    config = backbone.config
+    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+    accepts = inspect.signature(backbone.forward).parameters
+    if (
+        config._attn_implementation != "sdpa"
+        or not backbone._supports_attention_backend
+        or not {"position_ids", "kwargs"} <= accepts.keys()
+        or {type(layer) for layer in layers} != {DynamicLayer}
+    ):
+        return False
+    ids = torch.tensor([[0, 1, 2, 0, 1]], device=backbone.device)
+    with torch.no_grad():
+        alone = [read(backbone, part, None) for part in (ids[:, :3], ids[:, 3:])]
+        config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
+        try:
+            together = read(backbone, ids, pack([3, 2], ids.device))
+        except (TypeError, ValueError, RuntimeError):
+            together = torch.full_like(ids, torch.nan, dtype=torch.float32)
+    expected = torch.cat(alone)
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 0.05
+    agrees = bool((together - expected).abs().max() <= tolerance * expected.abs().max())
+    if not agrees:
+        config._attn_implementation_internal = "sdpa"
+    return agrees

@@ -1,0 +1,166 @@
+"""Packed rows: every sequence attends to itself alone, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import everything, rollout
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ippo_cli.models import packing
+from ippo_cli.models.layout import compact
+from ippo_cli.models.packing import PACKED, enable_packing, pack, read
+
+VOCABULARY = 40
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**COMMON)).eval().base_model
+
+
+def qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**COMMON, head_dim=8)).eval().base_model
+
+
+def gpt2() -> PreTrainedModel:
+    shape = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).eval().base_model
+
+
+def sliding() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**COMMON, sliding_window=4)).eval().base_model
+
+
+def alibi() -> PreTrainedModel:
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    return BloomForCausalLM(BloomConfig(**shape)).eval().base_model
+
+
+def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
+    return torch.cat([read(model, part, None) for part in ids.split(lengths, dim=1)])
+
+
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2])
+@pytest.mark.parametrize("lengths", [[5], [6, 6, 6], [9, 7, 7, 3, 1], [60, 59, 31, 8, 2, 1, 1]])
+def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    assert enable_packing(model)
+    ids = torch.randint(0, VOCABULARY, (1, sum(lengths)))
+    weights = torch.randn(sum(lengths), 32)
+    found, gradients = [], []
+    for states in (read(model, ids, pack(lengths, ids.device)), alone(model, ids, lengths)):
+        model.zero_grad()
+        (states * weights).sum().backward()
+        found.append(states.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(*gradients, atol=1e-5 * float(gradients[1].abs().max()))
+
+
+def test_gradient_checkpointing_reads_the_row_the_same_way_again() -> None:
+    torch.manual_seed(0)
+    model, lengths = llama(), [7, 4, 2]
+    assert enable_packing(model)
+    ids, gradients = torch.randint(0, VOCABULARY, (1, 13)), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train().zero_grad()
+        read(model, ids, pack(lengths, ids.device)).square().sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [sliding, alibi])
+def test_a_model_whose_attention_is_not_plain_keeps_padded_rows(make: Any) -> None:
+    model = make()
+    before = model.config._attn_implementation
+    assert not enable_packing(model)
+    assert model.config._attn_implementation == before != PACKED
+
+
+def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    monkeypatch.setattr(packing, "pack", lambda lengths, device: pack([sum(lengths)], device))  # one long sequence
+    assert not enable_packing(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=40))
+def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) -> None:
+    lengths = sorted(lengths, reverse=True)
+    made = pack(lengths, torch.device("cpu"))
+    assert made.positions.tolist() == [[place for length in lengths for place in range(length)]]
+    row, token = 0, 0
+    for group in made.groups:
+        own = lengths[row : row + group.rows]
+        assert group.tokens == slice(token, token + sum(own))
+        assert group.width == own[0]
+        assert group.rows * group.width - sum(own) <= packing.PADDING["cpu"]
+        numbers = torch.arange(sum(lengths), dtype=torch.float)[None, None, :, None]
+        spread = group.spread(numbers)
+        assert spread.shape == (group.rows, 1, group.width, 1)
+        starts = [token + sum(own[:number]) for number in range(group.rows)]
+        for number, (start, length) in enumerate(zip(starts, own, strict=True)):
+            assert spread[number, 0, :length, 0].tolist() == list(range(start, start + length))
+        assert torch.equal(group.joined(spread.transpose(1, 2))[0, :, 0, 0], numbers[0, 0, group.tokens, 0])
+        row, token = row + group.rows, token + sum(own)
+    assert (row, token) == (len(lengths), sum(lengths))
+
+
+def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_tokens() -> None:
+    made = rollout([[5, 6], [4, 5, 6]], [[7, 2], [9, 8, 2]], [[1, 1], [1, 1, 1]])
+    sequences = compact(made, everything(made), packed=True)
+    assert sequences.input_ids.tolist() == [[4, 5, 6, 9, 8, 2, 5, 6, 7, 2]]
+    assert sequences.packing is not None
+    assert sequences.packing.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]]
+    assert sequences.state.tolist() == [[7, 8, 9, 9], [2, 3, 4, 5]]  # the short row's past its end: kept inside it
+    short = compact(made, everything(made), packed=True, final=False)
+    assert short.input_ids.tolist() == [[4, 5, 6, 9, 8, 5, 6, 7]], "the last token is read for the state after it only"
+    assert short.state[:, :2].tolist() == [[6, 7], [2, 3]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(3, 60), min_size=1, max_size=5), st.lists(st.integers(3, 60), max_size=6)),
+        min_size=1, max_size=5,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_padded_and_packed_rows_have_the_same_tokens_before_every_own_token(
+    rows: list[tuple[list[int], list[int]]], final: bool
+) -> None:
+    prompts, responses = [list(part) for part in zip(*rows, strict=True)]
+    made = rollout(prompts, responses, [[1] * len(response) for response in responses], pad=7)
+    for packed in (False, True):
+        sequences = compact(made, everything(made), packed=packed, final=final)
+        read_ids = sequences.input_ids.flatten()
+        for row, (prompt, response) in enumerate(rows):
+            whole = prompt + response
+            for column in range(len(response) + final):
+                place, wanted = int(sequences.state[row, column]), whole[: len(prompt) + column]
+                assert read_ids[place - len(wanted) + 1 : place + 1].tolist() == wanted
