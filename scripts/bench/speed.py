@@ -172,10 +172,12 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
                *([] if setting.fixed else ["--stop-on-eos"])]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": str(given.threads)}
-    done = subprocess.run([python, script, *shape, *own], capture_output=True, text=True, env=environment)
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [python, script, *shape, *own, "--out", out.name]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        said = json.loads(Path(out.name).read_text() or "{}")
     if done.returncode != 0:
         sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    said = json.loads(done.stdout[done.stdout.index("\n{") if "\n{" in done.stdout else done.stdout.index("{") :])
     rate = next(
         said[key]
         for key in ("episodes_per_sec_excl_first", "agent_samples_per_sec", "agent_samples_per_s")

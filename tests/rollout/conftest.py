@@ -44,14 +44,14 @@ class Asked:
 
     def decoded(
         self, model: PreTrainedModel, *, batch_size: int = 5, context_limit: int = 64, rows: slice = slice(None),
-        poll: Any = None, any_rank: Any = None, **sampling: Any,
+        poll: Any = None, finished: Any = None, any_rank: Any = None, **sampling: Any,
     ) -> Decoded:  # fmt: skip
         settings = replace(PLAIN, **sampling)
         index = torch.arange(len(self.ids))[rows]
         numbers = None if settings.greedy else uniforms(3, "test", index, settings.max_new_tokens)
         return decode(
             model, self.tokenizer, self.ids[rows], self.mask[rows], settings, uniforms=numbers, batch_size=batch_size,
-            context_limit=context_limit, poll=poll, any_rank=any_rank,
+            context_limit=context_limit, poll=poll, finished=finished, any_rank=any_rank,
         )  # fmt: skip
 
     @torch.no_grad()

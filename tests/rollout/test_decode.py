@@ -255,3 +255,17 @@ def test_no_prompts_give_no_responses(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama, rows=slice(0, 0))
     assert found.response_ids.shape == (0, 1)
     assert found.texts == []
+
+
+def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: Any) -> None:
+    told: dict[int, str] = {}
+    counts: list[int] = []
+
+    def finished(rows: list[int], texts: list[str]) -> None:
+        assert not told.keys() & set(rows)
+        told.update(zip(rows, texts, strict=True))
+        counts.append(len(rows))
+
+    found = asked.decoded(llama, batch_size=5, finished=finished)
+    assert [told[row] for row in range(len(found.texts))] == found.texts
+    assert len(counts) > 4, "at different times"

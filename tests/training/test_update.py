@@ -100,3 +100,26 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
             trainer._walk(iteration)
         with pytest.raises(NonFiniteError, match="low: 5 optimizer steps in a row"):
             trainer._walk(4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["reward.overlap_rows=3", "deepspeed.scoring_batch_tokens=20"])
+def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path, key):
+    rows = [
+        one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1", *keys)[
+            0
+        ]
+        for keys in ((), (key,))
+    ]
+    assert rows[0].keys() == rows[1].keys()
+    for name, value in rows[0].items():
+        assert rows[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
+    """The ratio is then exactly 1 before the first step, and the sampler's own numbers are close and apart."""
+    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.recompute_logprobs=true")
+    for agent in ("low", "high"):
+        assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
+        assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
-from ippo_cli.models.actor import Policy
+from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.models.critic import split_values
 from ippo_cli.types import Rollout
 
@@ -79,12 +79,21 @@ class Agent:
         return before, after
 
     @torch.no_grad()
+    def rescored(self, rollout: Rollout) -> Rollout:
+        """The same responses with log-probabilities of the training forward; what they were drawn from stays."""
+        self.actor.engine.module.eval()
+        return replace(rollout, logprobs=self._logprobs(self.actor.engine, rollout))
+
+    @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
         """Log-probabilities of the own tokens under the reference, `[B, R]`; the rollout's own where there is none."""
         if self.reference is None:
             return rollout.logprobs
+        return self._logprobs(self.reference, rollout)
+
+    def _logprobs(self, policy: Callable[..., PolicyOutput], rollout: Rollout) -> Tensor:
         result = torch.zeros_like(rollout.logprobs)
         for rows, sequences in self.actor.sequences(rollout, final=False):
-            new = self.reference(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
+            new = policy(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
             result[rows, : new.shape[1]] = new
         return result

@@ -142,6 +142,7 @@ def _actor_learner(
         mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
+        scoring_batch_tokens=config.deepspeed.scoring_batch_tokens,
     )
 
 
@@ -159,6 +160,7 @@ def _critic_learner(
         mini_batch_size=critic.mini_batch_size or config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
+        scoring_batch_tokens=config.deepspeed.scoring_batch_tokens,
     )
 
 

@@ -28,7 +28,8 @@ class Learner:
     optimizer: OptimizerConfig
     mini_batch_size: int  # sequences per optimizer step, global
     ppo_epochs: int
-    micro_batch_tokens: int  # tokens per forward, per rank
+    micro_batch_tokens: int  # tokens per forward and backward pass, per rank
+    scoring_batch_tokens: int  # tokens per forward without gradients
     skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
@@ -42,13 +43,13 @@ class Learner:
         """Whether its module reads packed rows."""
         return bool(self.engine.module.packs)
 
-    def batches(self, rollout: Rollout) -> list[Tensor]:
-        """Row numbers of the rollout in batches of the token budget."""
-        return token_budget_batches(row_tokens(rollout), self.micro_batch_tokens, packed=self.packs)
+    def batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
+        """Row numbers of the rollout in batches of that many tokens."""
+        return token_budget_batches(row_tokens(rollout), tokens, packed=self.packs)
 
     def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
-        """All rows in batches of the token budget, as many on every rank: a rank short of batches repeats its first."""
-        batches = self.batches(rollout)
+        """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
+        batches = self.batches(rollout, self.scoring_batch_tokens)
         wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]

@@ -46,7 +46,8 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "min_new_tokens": _NOT_NEGATIVE, "decode_batch_size": _FROM_ONE, "max_prompt_tokens": _FROM_ONE,
     "context_limit": (2, math.inf, False, True), "norm_eps": _NOT_NEGATIVE, "failure_budget": _SHARE,
     "stage": (0, 3, False, False), "reduce_bucket_size": _FROM_ONE, "persistence_threshold": _NOT_NEGATIVE,
-    "micro_batch_tokens": _FROM_ONE, "logit_chunk_tokens": _FROM_ONE, "keep": (2, math.inf, False, True),
+    "micro_batch_tokens": _FROM_ONE, "scoring_batch_tokens": _FROM_ONE,
+    "overlap_rows": _NOT_NEGATIVE, "logit_chunk_tokens": _FROM_ONE, "keep": (2, math.inf, False, True),
     "every": _NOT_NEGATIVE, "samples_every": _NOT_NEGATIVE, "samples": _NOT_NEGATIVE, "processes": _FROM_ONE,
     "threads": _FROM_ONE, "timeout_s": _FROM_ONE,
 }  # fmt: skip

@@ -293,6 +293,7 @@ class RolloutConfig:
     decode_batch_size: int  # rows decoded together, per rank; never changes what is sampled
     max_prompt_tokens: int  # a longer prompt is an error
     context_limit: int | None  # prompt + response limit; null = what the model was made for
+    recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     gather: Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 
 
@@ -310,6 +311,7 @@ class RewardConfig:
     clip_high: float  # processor `clip` bounds
     norm_eps: float  # processor `zscore` (over the buffer) leaves scores alone whose deviation is at most this
     failure_budget: float  # share of a buffer's rows that may fail before the run stops
+    overlap_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
 
 
 @dataclass
@@ -343,6 +345,7 @@ class DeepspeedConfig:
     reduce_bucket_size: int  # elements per gradient reduction
     persistence_threshold: int  # stage 3: smaller parameters stay whole on every rank
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank; never changes the result
+    scoring_batch_tokens: int  # tokens per forward without gradients (values, references); never changes the result
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
     logit_chunk_tokens: int  # response tokens whose logits exist at once; never changes the result
 

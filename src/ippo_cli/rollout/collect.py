@@ -17,6 +17,7 @@ from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import PromptBatch, Rollout
 
 Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
+Said = Callable[[str, list[int], list[str]], None]  # agent, rows that it has finished, their texts
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:
@@ -37,18 +38,22 @@ def collect(
     purpose: str,
     greedy: bool = False,
     poll: Poll | None = None,
+    said: Said | None = None,
 ) -> dict[str, Rollout]:
-    """Every agent's responses. What a row draws depends on (seed, purpose, agent, global index) alone."""
+    """Every agent's responses. What a row draws depends on (seed, purpose, agent, global index) alone.
+
+    `poll` is called after every token, `said` with rows that an agent has finished.
+    """
     sampling = replace(sampling_of(config), greedy=greedy)
     return {
-        name: _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll)
+        name: _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll, said)
         for name, agent in agents.items()
     }
 
 
 def _agent_rollout(
     agent: Speaker, prompts: PromptBatch, config: RolloutConfig, sampling: Sampling, seed: int, stream: str,
-    poll: Poll | None,
+    poll: Poll | None, said: Said | None,
 ) -> Rollout:  # fmt: skip
     layered = config.gather is Gather.layer
     with record_function(f"ippo/rollout/{agent.name}"), agent.speaking(config.gather.value) as policy:
@@ -63,6 +68,7 @@ def _agent_rollout(
                 context_limit=context_limit(policy.lm.config, config),
                 # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
                 poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
+                finished=None if said is None else lambda rows, texts: said(agent.name, rows, texts),
                 any_rank=distributed.any_rank if layered else None,
             )  # fmt: skip
         except FloatingPointError as error:

@@ -23,6 +23,7 @@ PROMPT_TOKENS = 8192
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
+Finished = Callable[[list[int], list[str]], None]  # rows, and what they say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ def decode(
     batch_size: int,
     context_limit: int,
     poll: Poll | None = None,
+    finished: Finished | None = None,
     any_rank: AnyRank | None = None,
 ) -> Decoded:
     """One response for each left-padded prompt `[B, P]`; at most `batch_size` rows are decoded together.
@@ -57,8 +59,9 @@ def decode(
     rows change it. `uniforms [B, >= max_new_tokens]` may be `None` for greedy decoding. A row also ends, unfinished,
     when prompt and response reach `context_limit` tokens; a prompt that long gets an empty response.
 
-    `poll(finished rows, B)` is called after every token and may raise. `any_rank` tells whether a flag is true on any
-    rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
+    `poll(finished rows, B)` is called after every token and may raise. `finished(rows, texts)` is told of rows when
+    they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any rank;
+    with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
 
     Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not numbers.
@@ -75,7 +78,7 @@ def decode(
     forwards = forwards_for(model)
     waiting = Waiting(prompt_ids, lengths, np.flatnonzero(limits > 0))
     with forwards.session():
-        _run(forwards, ledger, waiting, batch_size, poll, any_rank or bool)
+        _run(forwards, ledger, waiting, batch_size, poll, finished, any_rank or bool)
     return _decoded(ledger, tokenizer)
 
 
@@ -114,8 +117,9 @@ class Waiting:
 
 
 def _run(
-    forwards: Forwards, ledger: Ledger, waiting: Waiting, batch_size: int, poll: Poll | None, any_rank: AnyRank
-) -> None:
+    forwards: Forwards, ledger: Ledger, waiting: Waiting, batch_size: int, poll: Poll | None,
+    finished: Finished | None, any_rank: AnyRank,
+) -> None:  # fmt: skip
     """Turns of: one token for every live row, prompts into free places, sampling for all of them at once."""
     total = len(ledger.lengths)
     while True:
@@ -142,6 +146,9 @@ def _run(
         if logits:
             alive = ledger.record(torch.cat(logits), np.concatenate([*joined, ledger.rows[:0]]))
             if not alive.all():
+                if finished is not None:
+                    ended = ledger.rows[~alive]
+                    finished(ended.tolist(), ledger.texts(ended))
                 ledger.keep(forwards.keep(alive))
         if poll is not None:
             poll(total - len(waiting) - len(ledger.rows), total)
@@ -164,8 +171,9 @@ def _decoded(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> Decoded:
     behavior = ledger.behavior_logprobs[:, :width].clone() if filtered else logprobs
     if not torch.isfinite(logprobs).all():
         raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
+    texts = ledger.texts(np.arange(len(ledger.lengths)))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     return Decoded(
         response_ids=ledger.ids[:, :width].masked_fill(~mask, padding), response_mask=mask, logprobs=logprobs,
-        behavior_logprobs=behavior, finished=torch.from_numpy(ledger.finished).to(device), texts=ledger.texts(),
+        behavior_logprobs=behavior, finished=torch.from_numpy(ledger.finished).to(device), texts=texts,
     )  # fmt: skip

@@ -77,10 +77,10 @@ class Ledger:
         if self._seen is not None:
             self._seen = self._seen[places]
 
-    def texts(self) -> list[str]:
-        """What all rows say, special tokens left out and nothing else changed."""
-        responses = [ids[:length] for ids, length in zip(self.ids.tolist(), self.lengths.tolist(), strict=True)]
-        return self._spell(responses)
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """What these rows say, special tokens left out and nothing else changed."""
+        ids = self.ids[torch.from_numpy(rows).to(self.ids.device)].tolist()
+        return self._spell([said[:length] for said, length in zip(ids, self.lengths[rows].tolist(), strict=True)])
 
     def _join(self, rows: np.ndarray, vocabulary: int) -> None:
         device = self.tokens.device

@@ -24,6 +24,8 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/truncated_share": "share of responses cut at a limit instead of ending by themselves",
     "<agent>/rollout/logprob": "mean log-probability per own token when sampled",
     "<agent>/rollout/filter_gap": "mean log-probability under the sampling filters minus the unfiltered one",
+    "<agent>/rollout/sampler_gap": "recompute_logprobs: mean |p_train - p_sampler| of the sampled tokens",
+    "<agent>/rollout/sampler_gap_max": "recompute_logprobs: the largest such difference",
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before own tokens",
     "<agent>/targets/return": "mean return",
@@ -62,6 +64,7 @@ METRICS: dict[str, str] = {
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of generation",
     "time/score": "seconds of the reward",
+    "time/logprobs": "seconds of rollout.recompute_logprobs",
     "time/targets": "seconds of values, reference log-probabilities and advantages",
     "time/update": "seconds of the optimizer steps",
     "time/evaluation": "seconds of the evaluation",
@@ -115,6 +118,17 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
+
+
+def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
+    """How far the sampler's probabilities of its tokens lie from the training model's, over all ranks."""
+    mask = sampled.response_mask
+    gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
+    total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
+    return {
+        "rollout/sampler_gap": total / max(tokens, 1.0),
+        "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
+    }
 
 
 def peak_memory_mib() -> float:

@@ -24,6 +24,7 @@ from ippo_cli.config.schema import Config, Device, JsonlConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.early import Said, overlapped
 from ippo_cli.rewards.score import score
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
@@ -32,12 +33,12 @@ from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import lock, reserve_folder
-from ippo_cli.training.metrics import peak_memory_mib, prefixed, rollout_metrics
+from ippo_cli.training.metrics import peak_memory_mib, prefixed, rollout_metrics, sampler_gap
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure, Leaving
 from ippo_cli.training.update import Clock, update
-from ippo_cli.types import PromptBatch, Rollout
+from ippo_cli.types import Example, PromptBatch, Rollout
 
 
 @dataclass
@@ -105,10 +106,15 @@ class Trainer:
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         now = Clock(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
-        with clock("rollout"):
-            rollouts = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}")
-        with clock("score"):
-            scores = score(self.reward, batch, rollouts, config.reward)
+        with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as (reward, said):
+            with clock("rollout"):
+                sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
+            with clock("score"):
+                scores = score(reward, batch, sampled, config.reward)
+        rollouts = sampled
+        if config.rollout.recompute_logprobs:
+            with clock("logprobs"):
+                rollouts = {name: agents[name].rescored(sampled[name]) for name in agents}
         coefs = algorithm.kl_coefs(agents)
         with clock("targets"):
             targets = algorithm.targets(agents, rollouts, scores)
@@ -118,6 +124,8 @@ class Trainer:
         for name in agents:
             row |= prefixed(name, rollout_metrics(rollouts[name], scores[name], targets[name], coefs[name]))
             row |= prefixed(name, stats[name])
+            if config.rollout.recompute_logprobs:
+                row |= prefixed(name, sampler_gap(sampled[name], rollouts[name]))
         row |= self._pace(clock, row)
         self.state.progress.iteration, self.state.progress.row = iteration + 1, row
         every = config.tracker.samples_every
@@ -148,14 +156,15 @@ class Trainer:
             raise Leaving
 
     def _collect(
-        self, batch: Mapping[str, PromptBatch], *, seed: int, purpose: str, greedy: bool = False
-    ) -> dict[str, Rollout]:
+        self, batch: Mapping[str, PromptBatch], *, seed: int, purpose: str, greedy: bool = False,
+        said: Said | None = None,
+    ) -> dict[str, Rollout]:  # fmt: skip
         """Rollouts of every agent; raises `Leaving` on all ranks together where one of them was asked to leave."""
         rollouts: dict[str, Rollout] = {}
         with suppress(Leaving):  # the other ranks may not know yet
             rollouts = collect(
                 self.state.agents, batch, self.config.rollout,
-                seed=seed, purpose=purpose, greedy=greedy, poll=self._poll,
+                seed=seed, purpose=purpose, greedy=greedy, poll=self._poll, said=said,
             )  # fmt: skip
         if self.departure.agreed():
             raise Leaving
@@ -197,6 +206,11 @@ class Trainer:
             "perf/samples_per_second": size * len(agents) / total,
             "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
         }
+
+
+def _examples(batch: Mapping[str, PromptBatch]) -> list[Example]:
+    """The examples of a batch: the same for every agent."""
+    return next(iter(batch.values())).examples
 
 
 def run_training(

@@ -119,7 +119,7 @@ def _step(
     first: tuple[bool, bool],
 ) -> StepResult:
     """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
-    groups = learner.batches(batch.rollout)
+    groups = learner.batches(batch.rollout, learner.micro_batch_tokens)
     wanted = int(distributed.all_max(torch.tensor(len(groups), device=batch.rollout.response_ids.device)))
     for number in range(wanted):
         micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
