@@ -172,17 +172,13 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
                *([] if setting.fixed else ["--stop-on-eos"])]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": str(given.threads)}
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [python, script, *shape, *own, "--out", out.name]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        said = json.loads(Path(out.name).read_text() or "{}")
+    done = subprocess.run([python, script, *shape, *own], capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    rate = next(
-        said[key]
-        for key in ("episodes_per_sec_excl_first", "agent_samples_per_sec", "agent_samples_per_s")
-        if key in said
-    )
+    lines = done.stdout.splitlines()
+    first = max(number for number, line in enumerate(lines) if line.startswith("{"))
+    said = json.loads("".join(lines[first:]))  # the last thing that a baseline prints is its JSON
+    rate = next(said[key] for key in ("episodes_per_sec_excl_first", "agent_samples_per_s") if key in said)
     return {"samples_per_second": rate, "said": said}
 
 

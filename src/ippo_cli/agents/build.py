@@ -37,6 +37,7 @@ from ippo_cli.tasks.prompts import fill
 from ippo_cli.tasks.task import Task
 
 WARM_START_EXAMPLES = 8192
+LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
 
 
@@ -123,7 +124,7 @@ def _build_agent(
         critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
         reference=_reference(agent.actor, weights, references, device) if needs_reference else None,
         temperature=config.rollout.temperature,
-        chunk_tokens=config.deepspeed.logit_chunk_tokens,
+        chunk_tokens=config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // lm.config.vocab_size, 1),
     )
 
 

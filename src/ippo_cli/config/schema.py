@@ -347,7 +347,7 @@ class DeepspeedConfig:
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank; never changes the result
     scoring_batch_tokens: int  # tokens per forward without gradients (values, references); never changes the result
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
-    logit_chunk_tokens: int  # response tokens whose logits exist at once; never changes the result
+    logit_chunk_tokens: int | None  # response tokens whose logits exist at once; null = 64 million logits' worth
 
 
 @dataclass
