@@ -110,6 +110,7 @@ def _build_agent(
     device: torch.device,
 ) -> Agent:
     lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
+    vocabulary = len(lm.get_output_embeddings().weight)  # before an engine spreads it
     separate = isinstance(agent.critic, SeparateCriticConfig)
     head = None if separate else ValueHead(
         ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)
@@ -124,7 +125,7 @@ def _build_agent(
         critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
         reference=_reference(agent.actor, weights, references, device) if needs_reference else None,
         temperature=config.rollout.temperature,
-        chunk_tokens=config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // lm.config.vocab_size, 1),
+        chunk_tokens=config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1),
     )
 
 
@@ -193,8 +194,10 @@ def _engine(
     device: torch.device,
 ) -> Engine:
     size = sum(parameter.numel() for parameter in module.parameters())
+    # On one rank stages 1 and 2 have nothing to spread, and copying into their flat buffers costs a tenth of a step.
+    spread = distributed.world_size() > 1 or deepspeed.offload_optimizer or deepspeed.stage == 3
     settings = zero_config(
-        stage=deepspeed.stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
+        stage=deepspeed.stage if spread else 0, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
         # Buckets are allocated whole, so none is larger than its model; DeepSpeed wants an even size.
         reduce_bucket_size=min(deepspeed.reduce_bucket_size, size) // 2 * 2 + 2,
