@@ -228,7 +228,7 @@ class JsonlConfig(TaskConfig):
 
 @dataclass
 class LettersConfig(TaskConfig):
-    """A probe: random strings of letters, to which one answer is always right, or one that depends on the last letter."""
+    """A probe: random strings of letters; one answer is right for all of them, or the last letter decides."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
     length: int  # letters per example, repetitions allowed
