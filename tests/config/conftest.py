@@ -18,6 +18,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "task=jsonl": ("task.train=train.jsonl", "task.eval=eval.jsonl", "task.agents.solo.answer='{answer}'"),
     "actor=full": ("actor.model=some/model",),
     "reward=function": ("reward.function=reward.py:score",),
+    "reward=grid": ("task=probe_grid",),
 }
 
 

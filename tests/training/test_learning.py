@@ -36,3 +36,15 @@ def test_held_out_scores_rise(tmp_path, algorithm, critic, task, iterations):
     assert first["score"] < 0.3
     assert last["score"] > first["score"] + 0.4
     assert last["greedy/score"] > first["greedy/score"]
+
+
+@pytest.mark.parametrize("algorithm", ["ippo", "ppo"])
+def test_a_constant_answer_is_learnt_from_random_weights_in_seconds(tmp_path, algorithm):
+    folder = train(
+        tmp_path, "+experiment=probe_constant", f"algorithm={algorithm}", "critic.learning_rate=5e-3",
+        "actor.warm_start_steps=0", "rollout.buffer_size=256", "rollout.decode_batch_size=256", "num_iterations=30",
+        "evaluation.every=0", "checkpoint.every=0", "task.eval_size=64",
+    )  # fmt: skip
+    evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
+    assert evaluation["first"]["score"] < 0.2
+    assert evaluation["last"]["score"] > 0.9

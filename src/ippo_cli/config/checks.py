@@ -15,6 +15,8 @@ from ippo_cli.config.schema import (
     ExactMatchConfig,
     FunctionRewardConfig,
     Gather,
+    GridConfig,
+    GridRewardConfig,
     JsonlConfig,
     Objective,
     Processor,
@@ -36,6 +38,7 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "num_heads": _FROM_ONE, "warm_start_steps": _NOT_NEGATIVE, "warm_start_batch_size": _FROM_ONE,
     "warm_start_learning_rate": _POSITIVE, "value_head_hidden_dim": _FROM_ONE, "mini_batch_size": _FROM_ONE,
     "ppo_epochs": _FROM_ONE, "length": _FROM_ONE, "train_size": _FROM_ONE, "eval_size": _FROM_ONE,
+    "size": (2, 9, False, False), "step_cost": _SHARE,
     "coef": _NOT_NEGATIVE, "target": _POSITIVE, "horizon": _POSITIVE, "gamma": _SHARE, "gae_lambda": _SHARE,
     "clip_range_low": (0.0, 1.0, True, False), "clip_range_high": _POSITIVE,
     "dual_clip": (1.0, math.inf, True, True), "value_clip_range": _POSITIVE, "value_loss_coef": _NOT_NEGATIVE,
@@ -280,6 +283,9 @@ def _check_reward(config: Config) -> None:
                           "are no interval", "set clip_low below clip_high")  # fmt: skip
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+    if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
+        raise ConfigError("reward.kind=grid", "scores walks, and this task's examples have no grid to walk on",
+                          "use task=probe_grid, or another reward")  # fmt: skip
     if isinstance(reward, ExactMatchConfig):
         for name, agent in config.task.agents.items():
             if agent.answer is None:

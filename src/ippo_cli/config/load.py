@@ -23,13 +23,19 @@ T = TypeVar("T")
 
 # Which schema a group's values follow, by the group's `kind`.
 KINDS: dict[str, dict[str, type[Any]]] = {
-    "task": {"sorting": schema.SortingConfig, "jsonl": schema.JsonlConfig},
+    "task": {
+        "sorting": schema.SortingConfig, "jsonl": schema.JsonlConfig, "probe_letters": schema.LettersConfig,
+        "probe_grid": schema.GridConfig,
+    },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {"separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig},
-    "reward": {"exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig},
+    "reward": {
+        "exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig,
+        "grid": schema.GridRewardConfig,
+    },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},
-}
+}  # fmt: skip
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {
     "algorithm": schema.AlgorithmConfig,

@@ -31,6 +31,8 @@ class Mode(str, Enum):
 class TaskKind(str, Enum):
     sorting = "sorting"
     jsonl = "jsonl"
+    probe_letters = "probe_letters"
+    probe_grid = "probe_grid"
 
 
 class ActorKind(str, Enum):
@@ -50,6 +52,7 @@ class RolloutKind(str, Enum):
 class RewardKind(str, Enum):
     exact_match = "exact_match"
     function = "function"
+    grid = "grid"
 
 
 class TeamKind(str, Enum):
@@ -194,7 +197,7 @@ class AgentConfig(AgentWords):
 class TaskConfig:
     """Where examples come from, and who works on them."""
 
-    kind: TaskKind  # sorting | jsonl
+    kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid
     agents: dict[str, AgentConfig]  # the named agents
     headline: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
 
@@ -221,6 +224,25 @@ class JsonlConfig(TaskConfig):
     eval_size: int | None  # use only the first rows; null = all
     data_config: str | None  # configuration name of a hub dataset
     chat_template: bool  # render prompts through the tokenizer's chat template
+
+
+@dataclass
+class LettersConfig(TaskConfig):
+    """A probe: random strings of letters; one answer is right for all of them, or the last letter decides."""
+
+    alphabet: str  # the letters that may occur; the letter after the last one is the first
+    length: int  # letters per example, repetitions allowed
+    train_size: int  # number of training examples
+    eval_size: int  # number of held-out examples; none of them is a training example
+
+
+@dataclass
+class GridConfig(TaskConfig):
+    """A probe: from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
+
+    size: int  # cells per side, 2 to 9: cells are named as on a chess board
+    train_size: int  # number of training examples
+    eval_size: int  # number of held-out examples; none of them is a training example
 
 
 @dataclass
@@ -301,7 +323,7 @@ class RolloutConfig:
 class RewardConfig:
     """How responses become scores."""
 
-    kind: RewardKind  # exact_match | function
+    kind: RewardKind  # exact_match | function | grid
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore
@@ -326,6 +348,13 @@ class FunctionRewardConfig(RewardConfig):
     """A function of the user's."""
 
     function: str | None  # path.py:function or module:function
+
+
+@dataclass
+class GridRewardConfig(RewardConfig):
+    """How near to its goal a walk ended, less what its detours cost."""
+
+    step_cost: float  # subtracted for every step that did not bring the walk nearer
 
 
 @dataclass
@@ -425,6 +454,8 @@ SCHEMAS: dict[str, type[Any]] = {
     "config": Config,
     "task_sorting": SortingConfig,
     "task_jsonl": JsonlConfig,
+    "task_probe_letters": LettersConfig,
+    "task_probe_grid": GridConfig,
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,
@@ -433,6 +464,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "rollout": RolloutConfig,
     "reward_exact_match": ExactMatchConfig,
     "reward_function": FunctionRewardConfig,
+    "reward_grid": GridRewardConfig,
     "team": TeamConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, ExactMatchConfig, FunctionRewardConfig, RewardConfig
+from ippo_cli.config.schema import AgentConfig, ExactMatchConfig, FunctionRewardConfig, GridRewardConfig, RewardConfig
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
+from ippo_cli.rewards.grid import GridReward
 
 
 def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> RewardFunction:
@@ -21,6 +22,8 @@ def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> Rew
                                   "give the reference answer as a template such as '{answer}'")  # fmt: skip
             answers[name] = agent.answer
         return ExactMatch(answers, config.match)
+    if isinstance(config, GridRewardConfig):
+        return GridReward(config.step_cost)
     assert isinstance(config, FunctionRewardConfig)
     if config.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ippo_cli.config.schema import TaskConfig, TaskKind
 from ippo_cli.tasks.jsonl import jsonl_examples
+from ippo_cli.tasks.probes import grid_examples, letters_examples
 from ippo_cli.tasks.prompts import fill
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.types import Example
@@ -23,6 +24,8 @@ class Task:
 SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
     TaskKind.sorting: sorting_examples,
     TaskKind.jsonl: jsonl_examples,
+    TaskKind.probe_letters: letters_examples,
+    TaskKind.probe_grid: grid_examples,
 }
 
 

@@ -1,0 +1,191 @@
+"""Train every algorithm on the embedded task and the probes, seed by seed, and write down what each has learnt.
+
+    python scripts/bench/algorithms.py                                  everything: hours on two cores
+    python scripts/bench/algorithms.py --algorithms ippo ppo/value_head --tasks probe_grid --seeds 0 1 --jobs 2
+    python scripts/bench/algorithms.py --quick --output /tmp/try --docs /tmp/try     three iterations of each
+
+Every run is a process of its own (`ippo-train`). What is finished in the output folder with the same overrides is not
+run again. Writes `results.json` there; into the documents' folder the table of `algorithms.md`, and the curves.
+An algorithm is named by its file in `conf/algorithm/`, with the critic of its preset, or as `algorithm/critic`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from learning import Outcome, outcome, tables, write_between
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import config_dir, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS: dict[str, tuple[str, ...]] = {
+    "sorting": ("task=sorting", "evaluation.every=10"),
+    "probe_constant": ("+experiment=probe_constant", "evaluation.every=3"),
+    "probe_conditional": ("+experiment=probe_conditional", "evaluation.every=3"),
+    "probe_grid": ("+experiment=probe_grid", "evaluation.every=10"),
+}
+EVERY_RUN = (
+    "tracker.console=plain", "tracker.tensorboard=false", "tracker.samples_every=0", "checkpoint.every=0",
+    "checkpoint.best=false", "launch.threads=1",
+)  # fmt: skip
+QUICK = ("num_iterations=3", "evaluation.every=1", "evaluation.greedy=false", "task.eval_size=16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustment:
+    """Overrides that some algorithms (`algorithm/critic`) need on some tasks beside their presets, and why."""
+
+    variant: str  # a pattern
+    task: str  # a pattern
+    overrides: tuple[str, ...]
+    reason: str
+
+
+ADJUSTMENTS = (
+    Adjustment(
+        variant="*/separate", task="probe_*", overrides=("critic.learning_rate=5e-3",),
+        reason="from random weights a critic has as much to learn as its actor",
+    ),
+    Adjustment(
+        variant="*/value_head", task="probe_*", overrides=("critic.learning_rate=5e-3",),
+        reason="the same for the head",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training."""
+
+    task: str
+    variant: str  # algorithm/critic
+    seed: int
+    overrides: tuple[str, ...]  # all but where it writes
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.variant.replace('/', '-')}-{self.seed}"
+
+
+def main() -> int:
+    given = _arguments()
+    given.output.mkdir(parents=True, exist_ok=True)
+    variants = _variants(given.algorithms, given.critics)
+    jobs = [_job(task, name, seed, given.quick) for task in given.tasks for name in variants for seed in given.seeds]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        outcomes = list(pool.map(partial(_run, root=given.output / "runs"), jobs))
+    results = [asdict(result) for result in outcomes]
+    (given.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    done = [result for result in outcomes if result.error is None]
+    from curves import draw  # matplotlib, which nothing else here needs
+
+    pictures = draw(done, given.docs / "pictures")
+    write_between(given.docs / "algorithms.md", tables(outcomes, _notes(jobs), pictures))
+    print(f"wrote {given.output / 'results.json'}, {given.docs / 'algorithms.md'} and {len(pictures)} pictures")
+    return len(done) < len(outcomes)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", default=["*"], help="names, algorithm/critic, or patterns")
+    parser.add_argument("--critics", choices=("own", "all"), default="own", help="the preset's, or all it allows")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
+    parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "learning", help="runs and results.json")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where algorithms.md and pictures/ lie")
+    given = parser.parse_args()
+    given.output, given.docs = given.output.absolute(), given.docs.absolute()
+    return given
+
+
+def _variants(patterns: Sequence[str], critics: str) -> list[str]:
+    """`algorithm/critic` of every algorithm that a pattern names, in the order of the files."""
+    found: list[str] = []
+    for file in sorted((config_dir() / "algorithm").glob("*.yaml")):
+        own = f"{file.stem}/{load_config([f'algorithm={file.stem}']).critic.kind.value}"
+        allowed = [f"{file.stem}/{critic.stem}" for critic in sorted((config_dir() / "critic").glob("*.yaml"))]
+        for name in [own, *(other for other in allowed if other != own and _works(other))]:
+            listed = any(name == text or (name == own and fnmatchcase(file.stem, text)) for text in patterns)
+            everything = critics == "all" and any(fnmatchcase(file.stem, text) for text in patterns)
+            if listed or everything:
+                found.append(name)
+    if not found:
+        raise SystemExit(f"no algorithm is named {' or '.join(patterns)}")
+    return found
+
+
+def _works(variant: str) -> bool:
+    """Whether the checks let this algorithm have this critic."""
+    algorithm, critic = variant.split("/")
+    try:
+        check(load_config([f"algorithm={algorithm}", f"critic={critic}"]), 1)
+    except ConfigError:
+        return False
+    return True
+
+
+def _job(task: str, variant: str, seed: int, quick: bool) -> Job:
+    """Raises `ConfigError` for what cannot run, before anything does."""
+    algorithm, critic = variant.split("/")
+    overrides = [*TASKS[task], f"algorithm={algorithm}", f"critic={critic}", f"seed={seed}", *EVERY_RUN]
+    for adjustment in ADJUSTMENTS:
+        if fnmatchcase(variant, adjustment.variant) and fnmatchcase(task, adjustment.task):
+            overrides += adjustment.overrides
+    job = Job(task=task, variant=variant, seed=seed, overrides=(*overrides, *(QUICK if quick else ())))
+    check(load_config(job.overrides), 1)
+    return job
+
+
+def _run(job: Job, root: Path) -> Outcome:
+    """The outcome of a job, trained now unless its folder has a finished run of the same overrides."""
+    overrides = [*job.overrides, f"name={job.name}", f"output_dir={root}"]
+    found = _finished(root / job.name, overrides)
+    if found is None:
+        ended = subprocess.run(
+            [sys.executable, "-m", "ippo_cli.cli.train", *overrides],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        )  # fmt: skip
+        found = _finished(root / job.name, overrides)
+        if found is None:
+            said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+            error = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
+            print(f"{job.name}: {error}", file=sys.stderr, flush=True)
+            return Outcome(task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides, error=error)
+    result = outcome(found, task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides)
+    print(f"{job.name}: {result.first:.3f} -> {result.last:.3f} in {result.wall_seconds:.0f} s", flush=True)
+    return result
+
+
+def _finished(folder: Path, overrides: Sequence[str]) -> Path | None:
+    for file in sorted(folder.glob("*/run.json"), reverse=True):
+        same = json.loads((file.parent / "overrides.json").read_text()) == list(overrides)
+        if same and json.loads(file.read_text())["state"] == "done":
+            return file.parent
+    return None
+
+
+def _notes(jobs: Sequence[Job]) -> list[str]:
+    """What was set beside the presets, and why."""
+    used = [
+        adjustment for adjustment in ADJUSTMENTS
+        if any(fnmatchcase(job.variant, adjustment.variant) and fnmatchcase(job.task, adjustment.task) for job in jobs)
+    ]  # fmt: skip
+    return [f"`{one.variant}` on `{one.task}`: `{' '.join(one.overrides)}` ({one.reason})" for one in used]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

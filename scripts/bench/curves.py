@@ -1,0 +1,77 @@
+"""Curves of training scores as small SVG pictures: the mean over seeds within the lowest and the highest."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from learning import COMPARED, Outcome, score_after
+
+mpl.use("svg")
+mpl.rcParams |= {"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
+                 "axes.spines.right": False}  # fmt: skip
+from matplotlib import pyplot  # noqa: E402  (after the choice of backend)
+
+
+def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+    """A picture of every algorithm over all tasks, and one of those that are compared at equal time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks, variants = (list(dict.fromkeys(getattr(one, key) for one in outcomes)) for key in ("task", "variant"))
+    pictures = [_over_samples([one for one in outcomes if one.variant == name], tasks, folder) for name in variants]
+    compared = [one for one in outcomes if one.variant.split("/")[0] in COMPARED]
+    if len({one.variant for one in compared}) > 1:
+        pictures.append(_over_time(compared, tasks, folder / "learning-equal-time.svg"))
+    return pictures
+
+
+def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Path) -> Path:
+    """Training scores as a line, held-out ones as dots."""
+    figure, axes = _panels(tasks, "samples")
+    for task, axis in zip(tasks, axes, strict=True):
+        results = [one for one in outcomes if one.task == task]
+        for held_out, style in (
+            (False, {"linewidth": 1.2}),
+            (True, {"linestyle": "", "marker": ".", "color": "black"}),
+        ):
+            columns = list(zip(*(one.points(held_out=held_out) for one in results), strict=True))
+            scores = [[point.score for point in column] for column in columns]
+            _band(axis, [column[0].samples for column in columns], scores, style)
+    return _saved(figure, folder / f"learning-{outcomes[0].variant.replace('/', '-')}.svg")
+
+
+def _over_time(outcomes: Sequence[Outcome], tasks: Sequence[str], file: Path) -> Path:
+    """Held-out scores of several algorithms, as far as the slowest seed of each was trained."""
+    figure, axes = _panels(tasks, "seconds of training")
+    for task, axis in zip(tasks, axes, strict=True):
+        for name in dict.fromkeys(one.variant for one in outcomes):
+            results = [one for one in outcomes if (one.task, one.variant) == (task, name)]
+            end = min((one.curve[-1].seconds for one in results), default=0.0)
+            times = [end * step / 40 for step in range(41)] if results else []
+            scores = [[score_after(one, seconds) for one in results] for seconds in times]
+            _band(axis, times, scores, {"linewidth": 1.2, "label": name})
+    axes[0].legend(frameon=False)
+    return _saved(figure, file)
+
+
+def _panels(tasks: Sequence[str], label: str) -> tuple[Any, list[Any]]:
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(2.4 * len(tasks), 2.0), squeeze=False, sharey=True)
+    for task, axis in zip(tasks, axes[0], strict=True):
+        axis.set(title=task, xlabel=label, ylim=(0, 1.02))
+    axes[0][0].set_ylabel("score")
+    return figure, list(axes[0])
+
+
+def _band(axis: Any, at: Sequence[float], scores: Sequence[Sequence[float]], style: dict[str, Any]) -> None:
+    line = axis.plot(at, [statistics.fmean(row) for row in scores], **style)[0]
+    axis.fill_between(at, [min(row) for row in scores], [max(row) for row in scores], alpha=0.2, linewidth=0,
+                      color=line.get_color())  # fmt: skip
+
+
+def _saved(figure: Any, file: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
+    return file

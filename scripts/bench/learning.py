@@ -1,0 +1,164 @@
+"""What trainings have learnt: read from their folders, and told as tables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
+# Algorithms that are also compared at equal wall time: all but the first are other projects' mathematics.
+COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
+# Algorithm and task -> why it cannot learn all of it, even in principle.
+LIMITS: dict[tuple[str, str], str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A training after some iterations."""
+
+    samples: int  # joint samples that were trained on
+    seconds: float  # spent training: without start and evaluations
+    score: float  # of the buffer; of the held-out data where `held_out`
+    held_out: bool
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """One training, or how it failed."""
+
+    task: str
+    variant: str  # algorithm/critic
+    seed: int
+    overrides: Sequence[str]
+    error: str | None = None
+    first: float = 0.0  # held-out scores
+    last: float = 0.0
+    wall_seconds: float = 0.0
+    curve: list[Point] = field(default_factory=list)
+
+    def points(self, *, held_out: bool) -> list[Point]:
+        """The held-out part of the curve, or that of the training buffers."""
+        return [point for point in self.curve if point.held_out == held_out]
+
+
+def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequence[str]) -> Outcome:
+    """What a finished run's folder says."""
+    state = json.loads((folder / "run.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve: list[Point] = []
+    seconds, size = 0.0, OmegaConf.load(folder / "config.yaml").rollout.buffer_size
+    for row in rows:
+        samples = row["iteration"] * size
+        trained = [value for key, value in row.items() if key.endswith("/score/mean")]
+        if trained:  # the row of iteration 0 is an evaluation alone
+            seconds += row["time/iteration"]
+            score = statistics.fmean(trained)
+            curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=False))
+        if "eval/sampled/score" in row:
+            score = row["eval/sampled/score"]
+            curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=True))
+    held_out = state["evaluation"]
+    return Outcome(
+        task=task, variant=variant, seed=seed, overrides=overrides, first=held_out["first"]["sampled/score"],
+        last=held_out["last"]["sampled/score"], wall_seconds=state["wall_seconds"], curve=curve,
+    )  # fmt: skip
+
+
+def score_after(result: Outcome, seconds: float) -> float:
+    """The held-out score after so many seconds of training, between two evaluations on the line that joins them."""
+    points = result.points(held_out=True)
+    for before, after in itertools.pairwise(points):
+        if before.seconds <= seconds <= after.seconds:
+            share = (seconds - before.seconds) / max(after.seconds - before.seconds, 1e-9)
+            return before.score + share * (after.score - before.score)
+    return points[-1].score
+
+
+def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence[Path]) -> str:
+    """Markdown: what each algorithm learnt at equal samples, the comparison at equal time, and the curves."""
+    seeds = sorted({result.seed for result in outcomes})
+    lines = [f"Held-out score (sampled) before -> after, mean over {_many(len(seeds), 'seed')} (lowest to highest), "
+             "and the mean wall time of a run with one thread, from start to end. All algorithms train on the same "
+             "number of samples of a task.", "", *_learning_table(outcomes), ""]  # fmt: skip
+    for (algorithm, task), reason in LIMITS.items():
+        if any(_algorithm(result) == algorithm and result.task == task for result in outcomes):
+            lines += [f"`{algorithm}` on `{task}`: {reason}.", ""]
+    lines += ["Set beside the presets: " + "; ".join(notes) + ".", ""] if notes else []
+    compared = _time_table(outcomes)
+    if compared:
+        lines += ["The same runs at equal wall time: held-out score after as many seconds of training as the quickest "
+                  "of these algorithms took for all its samples.", "", *compared, ""]  # fmt: skip
+    lines += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures]
+    return "\n".join(lines).rstrip()
+
+
+def write_between(page: Path, text: str) -> None:
+    """Put a text between the markers of a page; a page that is not there is begun."""
+    if not page.exists():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text("# Algorithms\n\n" + "\n".join(MARKERS) + "\n")
+    before, found, rest = page.read_text().partition(MARKERS[0])
+    _, closed, after = rest.partition(MARKERS[1])
+    if not found or not closed:
+        raise SystemExit(f"{page} lacks the lines {' and '.join(MARKERS)}, between which the table goes")
+    page.write_text(f"{before}{MARKERS[0]}\n{text}\n{MARKERS[1]}{after}")
+
+
+def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:
+    tasks, variants = (list(dict.fromkeys(getattr(one, key) for one in outcomes)) for key in ("task", "variant"))
+    lines = [
+        "| algorithm / critic | " + " | ".join(f"`{task}`" for task in tasks) + " |",
+        "|---|" + "---|" * len(tasks),
+    ]
+    for variant in variants:
+        cells = [_cell([one for one in outcomes if (one.task, one.variant) == (task, variant)]) for task in tasks]
+        lines.append(f"| `{variant}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(results: Sequence[Outcome]) -> str:
+    done = [result for result in results if result.error is None]
+    failed = [f"{len(results) - len(done)} failed"] if len(done) < len(results) else []
+    if not done:
+        return ", ".join(failed)
+    first, wall = (statistics.fmean(getattr(one, key) for one in done) for key in ("first", "wall_seconds"))
+    return ", ".join([f"{first:.2f} -> {_spread([one.last for one in done])}", f"{wall:.0f} s", *failed])
+
+
+def _time_table(outcomes: Sequence[Outcome]) -> list[str]:
+    done = [one for one in outcomes if one.error is None and _algorithm(one) in COMPARED]
+    variants = list(dict.fromkeys(one.variant for one in done))
+    if not {_algorithm(one) for one in done} > {COMPARED[0]}:
+        return []
+    lines = [
+        "| task | seconds | " + " | ".join(f"`{name}`" for name in variants) + " |",
+        "|---|---|" + "---|" * len(variants),
+    ]
+    for task in dict.fromkeys(one.task for one in done):
+        of = {name: [one for one in done if (one.task, one.variant) == (task, name)] for name in variants}
+        times = [statistics.fmean(one.curve[-1].seconds for one in results) for results in of.values() if results]
+        cells = [
+            _spread([score_after(one, min(times)) for one in results]) if results else "" for results in of.values()
+        ]
+        lines.append(f"| `{task}` | {min(times):.0f} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    if len(numbers) == 1:
+        return f"{numbers[0]:.2f}"
+    return f"{statistics.fmean(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _algorithm(result: Outcome) -> str:
+    return result.variant.split("/")[0]

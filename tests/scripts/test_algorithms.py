@@ -1,0 +1,92 @@
+"""The benchmark of algorithms: from trainings to a page with a table and pictures, and nothing trained twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "algorithms.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+
+def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), "--quick", "--tasks", "probe_constant", "--output", str(folder / "out"),
+         "--docs", str(folder), *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_trainings_become_a_table_and_pictures_and_are_not_repeated(tmp_path: Path) -> None:
+    page = tmp_path / "algorithms.md"
+    page.write_text("# Mine\n\n<!-- learning table -->\nold\n<!-- end of learning table -->\n\nthe rest\n")
+    said = bench(tmp_path, "--algorithms", "ippo", "ppo/value_head", "--seeds", "3")
+    assert said.returncode == 0, said.stderr
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert [(row["variant"], row["seed"], row["error"]) for row in results] == [
+        ("ippo/separate", 3, None), ("ppo/value_head", 3, None)
+    ]  # fmt: skip
+    for row in results:
+        trained = [point for point in row["curve"] if not point["held_out"]]
+        held_out = [point["score"] for point in row["curve"] if point["held_out"]]
+        assert [point["samples"] for point in trained] == [256, 512, 768]
+        assert (held_out[0], held_out[-1], len(held_out)) == (row["first"], row["last"], 4)
+        assert row["wall_seconds"] > trained[-1]["seconds"] > 0
+    text = page.read_text()
+    assert text.startswith("# Mine\n")
+    assert text.endswith("\nthe rest\n")
+    assert "old" not in text
+    first, last = results[1]["first"], results[1]["last"]
+    assert f"| `ppo/value_head` | {first:.2f} -> {last:.2f}, " in text
+    for name in ("ippo-separate", "ppo-value_head"):
+        assert f"(pictures/learning-{name}.svg)" in text
+        assert "<svg" in (tmp_path / f"pictures/learning-{name}.svg").read_text()
+
+    written = sorted((tmp_path / "out/runs").glob("*/*/run.json"))
+    again = bench(tmp_path, "--algorithms", "ippo", "ppo/value_head", "--seeds", "3")
+    assert again.returncode == 0, again.stderr
+    assert sorted((tmp_path / "out/runs").glob("*/*/run.json")) == written
+    assert page.read_text() == text
+
+
+def test_an_algorithm_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = bench(tmp_path, "--algorithms", "nope")
+    assert said.returncode == 1
+    assert "no algorithm is named nope" in said.stderr
+
+
+def test_the_score_at_a_time_lies_between_two_evaluations() -> None:
+    from learning import Outcome, Point, score_after
+
+    found = ((0.0, 0.0, True), (1.0, 0.9, False), (2.0, 0.4, True), (4.0, 1.0, True))
+    curve = [Point(samples=0, seconds=seconds, score=score, held_out=held_out) for seconds, score, held_out in found]
+    result = Outcome(task="t", variant="a/c", seed=0, overrides=(), curve=curve)
+    assert [score_after(result, seconds) for seconds in (0.0, 1.0, 2.0, 3.0, 9.0)] == pytest.approx(
+        [0.0, 0.2, 0.4, 0.7, 1.0]
+    )
+
+
+def test_algorithms_are_compared_at_the_seconds_of_the_quickest() -> None:
+    from learning import Outcome, Point, tables
+
+    def trained(variant: str, seconds: float) -> Outcome:
+        curve = [Point(samples=0, seconds=0.0, score=0.0, held_out=True),
+                 Point(samples=8, seconds=seconds, score=1.0, held_out=True)]  # fmt: skip
+        return Outcome(task="t", variant=variant, seed=0, overrides=(), last=1.0, wall_seconds=seconds, curve=curve)
+
+    text = tables([trained("ippo/separate", 20.0), trained("comlrl_iac/separate", 40.0)], (), ())
+    assert "| task | seconds | `ippo/separate` | `comlrl_iac/separate` |" in text
+    assert "| `t` | 20 | 1.00 | 0.50 |" in text
+    assert "equal wall time" not in tables([trained("ippo/separate", 20.0)], (), ())
+
+
+def test_a_failed_training_is_told_in_its_cell() -> None:
+    from learning import Outcome, tables
+
+    failed = Outcome(task="t", variant="a/c", seed=0, overrides=(), error="exit code 10")
+    assert "| `a/c` | 1 failed |" in tables([failed], (), ())

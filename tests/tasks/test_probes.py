@@ -1,0 +1,100 @@
+"""The probes' examples: what is right follows from what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import GridConfig, LettersConfig, TaskKind
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.task import SOURCES, load_task
+
+LETTERS = LettersConfig(
+    kind=TaskKind.probe_letters, agents={}, headline="sampled/score", alphabet="abcdef", length=4, train_size=500,
+    eval_size=100,
+)  # fmt: skip
+GRID = GridConfig(kind=TaskKind.probe_grid, agents={}, headline="sampled/score", size=4, train_size=192, eval_size=48)
+BOTH = [(LETTERS, "letters"), (GRID, "start goal")]
+
+
+def shown(config: LettersConfig | GridConfig, fields: str, seed: int = 0) -> tuple[list[str], list[str]]:
+    """What prompts show of the training and of the held-out examples."""
+    train, held_out = SOURCES[config.kind](config, seed)
+    texts = [[" ".join(str(row[field]) for field in fields.split()) for row in rows] for rows in (train, held_out)]
+    return texts[0], texts[1]
+
+
+@pytest.mark.parametrize(("config", "fields"), BOTH)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_held_out_prompt_is_a_training_prompt_and_none_occurs_twice(
+    config: LettersConfig | GridConfig, fields: str, seed: int
+) -> None:
+    train, held_out = shown(config, fields, seed)
+    assert (len(train), len(held_out)) == (config.train_size, config.eval_size)
+    assert len({*train, *held_out}) == config.train_size + config.eval_size
+
+
+@pytest.mark.parametrize(("config", "fields"), BOTH)
+def test_examples_are_the_seeds_alone(config: LettersConfig | GridConfig, fields: str) -> None:
+    assert shown(config, fields, 1) == shown(config, fields, 1)
+    assert shown(config, fields, 1) != shown(config, fields, 2)
+    assert shown(replace(config, train_size=20), fields, 1)[1] == shown(config, fields, 1)[1]
+
+
+def test_the_next_letter_follows_the_last_one_and_the_first_follows_the_end() -> None:
+    train, _ = letters_examples(replace(LETTERS, alphabet="cabcab", length=3, train_size=20, eval_size=7), seed=0)
+    assert {(row["letters"][-1], row["last"], row["next"]) for row in train} <= {*zip("abc", "abc", "bca", strict=True)}
+
+
+@pytest.mark.parametrize(("start", "goal", "horizontal", "vertical"),
+                         [("a3", "c2", "rr", "d"), ("c2", "a3", "ll", "u"), ("d1", "d4", "", "uuu")])  # fmt: skip
+def test_a_shortest_walk_is_told_by_its_letters(start: str, goal: str, horizontal: str, vertical: str) -> None:
+    rows = [row for part in grid_examples(GRID, seed=0) for row in part]
+    row = next(row for row in rows if (row["start"], row["goal"]) == (start, goal))
+    assert (row["horizontal"], row["vertical"], row["size"]) == (horizontal, vertical, 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "possible"),
+    [
+        (letters_examples, replace(LETTERS, alphabet="ab", length=3, train_size=8, eval_size=1), "8 strings of 3"),
+        (grid_examples, replace(GRID, size=2, train_size=12, eval_size=1), "12 pairs of cells of a 2 x 2"),
+    ],
+)
+def test_more_examples_than_there_are_is_a_mistake(
+    source: Callable[..., object], config: LettersConfig | GridConfig, possible: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=1 ask .* the {possible} .*; lower"):
+        source(config, seed=0)
+
+
+@pytest.mark.parametrize("probe", ["probe_constant", "probe_conditional", "probe_grid"])
+def test_reference_answers_score_one_and_what_is_too_much_less(probe: str) -> None:
+    config = load_config([f"+experiment={probe}"])
+    task, agents = load_task(config.task, config.seed), config.task.agents
+    reward = build_reward(config.reward, agents)
+    assert len(agents) == 2
+    for extra, right in (("", True), ("r", False)):
+        for rows in (task.train, task.held_out):
+            answers = {name: [fill(agent.answer or "", row, name) + extra for row in rows]
+                       for name, agent in agents.items()}  # fmt: skip
+            given = reward(rows, answers)
+            assert given.team is not None
+            assert all((score == 1.0) == right and 0.0 <= score <= 1.0 for score in given.team)
+            assert given.parts["exact"] == [float(right)] * len(rows)
+    longest = max(len(fill(agent.answer or "", row, "")) for agent in agents.values() for row in task.train)
+    assert longest <= config.rollout.max_new_tokens
+
+
+def test_a_constant_answer_is_the_same_for_every_prompt_and_a_conditional_one_is_not() -> None:
+    for probe, answers in (("probe_constant", 1), ("probe_conditional", 6)):
+        config = load_config([f"task={probe}"])
+        train = load_task(config.task, 0).train
+        for name, agent in config.task.agents.items():
+            assert len({fill(agent.answer or "", row, name) for row in train}) == answers
