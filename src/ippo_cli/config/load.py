@@ -25,7 +25,11 @@ T = TypeVar("T")
 KINDS: dict[str, dict[str, type[Any]]] = {
     "task": {"sorting": schema.SortingConfig, "jsonl": schema.JsonlConfig},
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
-    "critic": {"separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig},
+    "critic": {
+        "separate": schema.SeparateCriticConfig,
+        "value_head": schema.ValueHeadCriticConfig,
+        "none": schema.NoCriticConfig,
+    },
     "reward": {"exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig},
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},

@@ -76,18 +76,28 @@ def turn_gae(
     Source: the recurrence of `gae` over the semi-Markov steps of a dialogue (Sutton, Precup and Singh 1999, options),
     as in ArCHer (arXiv 2402.19446), whose actions are utterances.
     """
-    if turn_value not in TURN_VALUES:
-        raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
     slots, turns = turn_slots(response_mask, turn)
     turn_rewards, counts = turn_totals(rewards, response_mask, slots, turns)
-    if turn_value == "mean":
-        turn_values = turn_totals(values, response_mask, slots, turns)[0] / counts.clamp(min=1)
-    else:
-        here = _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
-        turn_values = turn_totals(values, here, slots, turns)[0]
+    turn_values = _turn_values(values, response_mask, slots, turns, turn_value)
     results = gae(turn_rewards, turn_values, counts > 0, gamma=gamma, gae_lambda=gae_lambda)
     advantages, returns = (keep(result.gather(1, slots), response_mask) for result in results)
     return advantages, returns
+
+
+def pool_values(values: Tensor, response_mask: Tensor, turn: Tensor, *, turn_value: str) -> Tensor:
+    """The value of each own token's turn, `[B, R]`: that of its first own token, their mean, or that of its last.
+
+    What `turn_gae` reads, written on every own token of the turn; 0 off the mask. Gradients flow.
+    """
+    slots, turns = turn_slots(response_mask, turn)
+    pooled = _turn_values(values, response_mask, slots, turns, turn_value)
+    return keep(pooled.gather(1, slots), response_mask)
+
+
+def turn_ends(response_mask: Tensor, turn: Tensor) -> Tensor:
+    """Mask `[B, R]` of the last own token of each turn: one place for each action where turns are the actions."""
+    slots, turns = turn_slots(response_mask, turn)
+    return response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=True)
 
 
 @torch.no_grad()
@@ -154,6 +164,17 @@ def _scan_back(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
     for row, by in zip(reversed(x.unbind(0)), reversed(factor.unbind(0)), strict=True):
         carry = row.addcmul_(by, carry)
     return carry
+
+
+def _turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: int, turn_value: str) -> Tensor:
+    """The value of each turn, `[B, K]`; 0 for a number without own tokens."""
+    if turn_value not in TURN_VALUES:
+        raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
+    if turn_value == "mean":
+        totals, counts = turn_totals(values, response_mask, slots, turns)
+        return totals / counts.clamp(min=1)
+    here = response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
+    return turn_totals(values, here, slots, turns)[0]
 
 
 def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:

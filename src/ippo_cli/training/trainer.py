@@ -31,7 +31,7 @@ from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import lock, reserve_folder
-from ippo_cli.training.metrics import peak_memory_mib, prefixed, rollout_metrics
+from ippo_cli.training.metrics import greedy_metrics, peak_memory_mib, prefixed, rollout_metrics, target_metrics
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure, Leaving
 from ippo_cli.training.update import Clock, update
@@ -100,16 +100,21 @@ class Trainer:
         batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
         with clock("rollout"):
             rollouts = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}")
+            plain = self._collect(batch, seed=config.seed, purpose="", greedy=True) if algorithm.needs_greedy else {}
         with clock("score"):
             scores = score(self.reward, batch, rollouts, config.reward)
+            plain_scores = score(self.reward, batch, plain, config.reward) if plain else {}
+            greedy = {name: (plain[name], plain_scores[name]) for name in plain}
         coefs = algorithm.kl_coefs(agents)
         with clock("targets"):
-            targets = algorithm.targets(agents, rollouts, scores)
+            targets = algorithm.targets(agents, batch, rollouts, scores, greedy)
         with clock("update"):
             stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, now) for name in agents}
         row: dict[str, float] = {"iteration": iteration + 1}
         for name in agents:
             row |= prefixed(name, rollout_metrics(rollouts[name], scores[name], targets[name], coefs[name]))
+            row |= prefixed(name, target_metrics(rollouts[name], targets[name], has_values=agents[name].has_values))
+            row |= prefixed(name, greedy_metrics(*greedy[name]) if algorithm.needs_greedy else {})
             row |= prefixed(name, stats[name])
         row |= self._pace(clock, row)
         self.state.progress.iteration, self.state.progress.row = iteration + 1, row
@@ -266,7 +271,10 @@ def build_trainer(
         num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
         chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
     )  # fmt: skip
-    algorithm = Algorithm(config=config.algorithm, response_budget=config.rollout.max_new_tokens)
+    algorithm = Algorithm(
+        config=config.algorithm, response_budget=config.rollout.max_new_tokens,
+        num_generations=config.rollout.num_generations, seed=config.seed,
+    )  # fmt: skip
     state = State(agents=agents, algorithm=algorithm, progress=Progress(), run=run.state, rng=rng_state())
     checkpoints = Checkpoints(folder, config.checkpoint)
     if resumed:
