@@ -18,12 +18,16 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "task=jsonl": ("task.train=train.jsonl", "task.eval=eval.jsonl", "task.agents.solo.answer='{answer}'"),
     "actor=full": ("actor.model=some/model",),
     "reward=function": ("reward.function=reward.py:score",),
+    "critic=none": ("algorithm=reinforce_plus_plus",),
 }
 
 
 @cache
 def composed(choices: tuple[str, ...]) -> dict[str, Any]:
-    needed = [text for choice in choices for text in NEEDS.get(choice, ())]
+    chosen = {choice.split("=")[0] for choice in choices}
+    needed = [
+        text for choice in choices for text in NEEDS.get(choice, ()) if text.split("=")[0] not in chosen
+    ]  # fmt: skip
     return resolve(compose_node([*choices, *needed]))
 
 
