@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,6 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(Path(__file__).parent / "training"))  # `small`: the smallest real run
+sys.path.insert(0, str(Path(__file__).parent / "formulas"))  # `checker`: of shapes
+
+install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
