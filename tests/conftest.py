@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-for folder in ("training", "models"):  # `small`: the smallest real run; `rows`: rollouts of given tokens
+for folder in ("training", "models", "formulas"):  # `small`: the smallest real run; `rows`, and `checker` of shapes
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -104,12 +104,15 @@ class Targets:
     """What one agent should learn from its rollout."""
 
     rewards: Tensor  # [B, R] float32, KL term included
-    values: Tensor  # [B, R] float32: V of the state before each token, when sampled
+    values: Tensor  # [B, R] float32: V of the state before each token, or of its turn, when sampled; 0 without a critic
     final_values: Tensor  # [B] float32: V after the last own token (what a truncated row bootstraps from)
     ref_logprobs: Tensor  # [B, R] float32 (equal to logprobs where no reference is kept)
     advantages: Tensor  # [B, R] float32
     returns: Tensor  # [B, R] float32, from raw advantages
     loss_mask: Tensor  # [B, R] bool: response_mask less the rows that must not train (invalid, or truncated and masked)
+    value_mask: Tensor  # [B, R] bool: where values are regressed: loss_mask, or only the last token of each turn
+    weights: Tensor  # [B, R] float32: factor of the policy loss, 1 unless the sampler differs from the policy
+    draws: Tensor  # [B] int64: how often a row is trained on in an epoch, 1 unless rows are drawn by their scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,7 @@ class Minibatch:
     targets: Targets
     num_tokens: int  # over all ranks and micro-batches of the step, where loss_mask is set
     num_sequences: int  # likewise: rows with a non-empty loss_mask
+    num_values: int  # likewise: where value_mask is set
 
     def rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Some of the rows, trimmed to their longest response, with the same global counts: a micro-batch."""
@@ -133,4 +137,5 @@ class Minibatch:
 
     def ignored(self) -> Self:
         """The same rows with nothing to learn: keeps ranks in step where one has fewer micro-batches."""
-        return replace(self, targets=replace(self.targets, loss_mask=torch.zeros_like(self.targets.loss_mask)))
+        nothing = torch.zeros_like(self.targets.loss_mask)
+        return replace(self, targets=replace(self.targets, loss_mask=nothing, value_mask=nothing))

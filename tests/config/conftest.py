@@ -19,12 +19,16 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "actor=full": ("actor.model=some/model",),
     "reward=function": ("reward.function=reward.py:score",),
     "reward=grid": ("task=probe_grid",),
+    "critic=none": ("algorithm=reinforce_plus_plus",),
 }
 
 
 @cache
 def composed(choices: tuple[str, ...]) -> dict[str, Any]:
-    needed = [text for choice in choices for text in NEEDS.get(choice, ())]
+    chosen = {choice.split("=")[0] for choice in choices}
+    needed = [
+        text for choice in choices for text in NEEDS.get(choice, ()) if text.split("=")[0] not in chosen
+    ]  # fmt: skip
     return resolve(compose_node([*choices, *needed]))
 
 

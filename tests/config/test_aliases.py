@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config.aliases import ALIASES, ours
-from ippo_cli.config.load import config_dir, leaves
+from ippo_cli.config.aliases import ALIASES, RUNS, ours
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import config_dir, leaves, load_config
 
 Make = Callable[..., Any]
 CASES = [(project, theirs, target) for project, names in ALIASES.items() for theirs, target in names.items()]
@@ -40,6 +41,17 @@ def test_an_alias_is_found_under_whatever_stands_before_it(project: str, theirs:
         found = ours(key)
         assert found is not None
         assert found[1] in {names[theirs] for names in ALIASES.values() if theirs in names}
+
+
+@pytest.mark.parametrize("command", [command for runs in RUNS.values() for _, command in runs])
+def test_every_command_that_users_of_a_project_are_given_passes_the_checks(command: str) -> None:
+    program, *overrides = command.split()
+    assert program == "ippo-train"
+    check(load_config(overrides), 1)
+
+
+def test_every_project_has_keys_and_commands() -> None:
+    assert ALIASES.keys() == RUNS.keys()
 
 
 def test_the_longer_name_decides() -> None:

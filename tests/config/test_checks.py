@@ -16,19 +16,20 @@ import pytest
 from ippo_cli.config import checks, schema
 from ippo_cli.config.checks import CHOICES, RANGES, arithmetic, check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import typed
+from ippo_cli.config.load import config_dir, typed
 
 Make = Callable[..., Any]
 
 # Numbers for which every finite value means something.
 UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high"}
+GRPO = "algorithm=grpo"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
     ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
-    ((), {"algorithm.kl.loss.estimator": "full"}, 1, "algorithm.kl.loss.estimator=full is not known"),
+    ((), {"algorithm.kl.loss.estimator": "full+"}, 1, "algorithm.kl.loss.estimator=full+ is not known"),
     ((), {"reward.scale": math.nan}, 1, "reward.scale=nan is no number"),
     ((), {"algorithm.gamma": math.nan}, 1, "algorithm.gamma=nan is no number"),
     ((), {"actor.learning_rate": math.inf}, 1, "actor.learning_rate=inf is no number"),
@@ -67,7 +68,19 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"critic.mini_batch_size": 6}, 1, "critic.mini_batch_size (agent low)=6 does not divide"),
     ((), {"algorithm.ppo_epochs": 2}, 1, "algorithm.mini_batch_size=null algorithm.ppo_epochs=2 make 2 optimizer"),
     ((), {"algorithm.mini_batch_size": 64}, 1, "algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 make 8 optimizer"),
-    ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 bounds a ratio"),
+    (("algorithm=ippo", "critic=none"), {}, 1, "critic=none leaves algorithm.advantage=gae without values"),
+    ((GRPO, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=group has no use for"),
+    ((GRPO, "critic=value_head"), {}, 1, "critic=value_head trains values that"),
+    ((GRPO,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
+    ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.advantage=group nothing"),
+    (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.rew"),
+    (("algorithm=remax",), {"reward.processor": ["zscore"]}, 1, "reward.processor=[zscore] centres the greedy"),
+    (("algorithm=turn_ppo",), {"algorithm.turn_value": "after", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
+    (("algorithm=ppo",), {"algorithm.behavior_correction.level": "token"}, 1, "algorithm.behavior_correction.level"),
+    (("algorithm=ppo",), {"rollout.top_k": 5, "algorithm.behavior_correction.level": "token",
+                          "algorithm.behavior_correction.band_low": 0.5}, 1, "algorithm.behavior_correction.band_low"),
+    (("algorithm=ppo",), {"algorithm.gamma": None}, 1, "algorithm.gamma=null is needed by this"),
+    ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 would do nothing: objective=on_policy has no ratio"),
     ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.reward.coef=0.1 algorithm"),
     ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
     ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
@@ -156,7 +169,7 @@ def bounded(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
             yield node, field.name, f"{prefix}{field.name}"
 
 
-CHOICES_OF_GROUPS = [(), (JSONL,), (FULL, "algorithm=ppo"), ("critic=value_head", FUNCTION)]
+CHOICES_OF_GROUPS = [(), (JSONL,), (FULL, "algorithm=ppo"), ("critic=value_head", FUNCTION), (GRPO,)]
 
 
 def outside(low: float, high: float, open_low: bool, open_high: bool) -> Iterator[float]:
@@ -273,6 +286,83 @@ def test_epochs_over_the_data_are_whole_iterations_rounded_up(
     made = config(num_iterations=None, num_epochs=epochs,
                   **{"rollout.buffer_size": 64, "rollout.num_generations": 4})  # fmt: skip
     assert arithmetic(made, 1, rows).num_iterations == iterations
+
+
+# Where a key of `algorithm` means nothing: choices, the key, a value, and why.
+IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
+    ((GRPO,), "credit", "turn", "advantage=group gives one number to a whole response"),
+    ((GRPO,), "gamma", 0.9, "advantage=group gives one number"), ((GRPO,), "gae_lambda", 0.9, "has no values"),
+    ((GRPO,), "length_adaptive_alpha", 0.1, "has no values"), ((GRPO,), "critic_gae_lambda", 1.0, "has no values"),
+    ((GRPO,), "turn_value", "first", "has no values"), ((GRPO,), "value_unit", "turn", "has no values"),
+    ((GRPO,), "value_loss_coef", 0.5, "has no values"), ((GRPO,), "value_clip_range", 0.2, "has no values"),
+    ((GRPO,), "huber_delta", 1.0, "has no values"), ((GRPO,), "critic_warmup", 1, "has no values"),
+    ((GRPO,), "ratio_pooling", "sum", "ratio_level=token pools nothing"),
+    ((GRPO,), "allow_off_policy_steps", True, "objective=clip is made for several steps"),
+    ((), "scale_by_std", True, "advantage=gae divides by no deviation"),
+    (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out divides by no deviation"),
+    (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one number"),
+    ((), "turn_value", "first", "credit=token has no turns"), ((), "value_unit", "turn", "credit=token has no turns"),
+    ((), "clip_range_low", 0.1, "objective=on_policy has no ratio"),
+    ((), "clip_range_high", 0.1, "objective=on_policy has no ratio"),
+    ((), "ratio_level", "sequence", "objective=on_policy has no ratio"),
+    ((), "ratio_pooling", "mean", "objective=on_policy has no ratio"),
+    ((), "target_kl", 0.1, "there is one optimizer step per buffer"),
+    ((), "truncation_penalty", 1.0, "truncation=none"),
+    (("algorithm=ppo",), "length_adaptive_alpha", 0.1, ""),
+    ((), "reweight.power", 2.0, "reweight.method=none takes no power"),
+    ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
+    ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
+    ((), "behavior_correction.band_high", 0.1, "behavior_correction.level=none has no weights"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("choices", "key", "value", "why"), IDLE, ids=str)
+def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
+    choices: tuple[str, ...], key: str, value: Any, why: str, config: Make
+) -> None:
+    with pytest.raises(ConfigError, match="would do nothing") as raised:
+        check(config(choices, **{f"algorithm.{key}": value}), 1)
+    said, _, remedy = str(raised.value).rpartition("; use ")
+    assert why in said
+    if why:  # and what it offers works
+        assert said.startswith(f"algorithm.{key}=")
+        offered = {"null": None, "false": False, "0": 0}.get(remedy, remedy)
+        check(config(choices, **{f"algorithm.{key}": offered}), 1)
+
+
+def test_every_piece_is_refused_somewhere(config: Make) -> None:
+    there = {key for key, *_ in checks.pieces(config())}
+    assert there - {key for _, key, _, _ in IDLE} == {"dual_clip"}  # among the broken rules above
+
+
+# What an algorithm cannot do without.
+NEEDED = [
+    ((), "gamma"), ((), "gae_lambda"), ((), "value_loss_coef"), (("algorithm=ppo",), "clip_range_low"),
+    (("algorithm=ppo",), "clip_range_high"), ((GRPO,), "scale_by_std"), (("algorithm=turn_ppo",), "turn_value"),
+    (("algorithm=turn_ppo",), "ratio_pooling"), (("algorithm=pf_ppo",), "reweight.power"),
+    (("algorithm=reinforce_plus_plus",), "gamma"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("choices", "key"), NEEDED, ids=str)
+def test_a_key_that_is_needed_cannot_be_left_out(choices: tuple[str, ...], key: str, config: Make) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm\.{re.escape(key)}=null is needed by this algorithm; use "):
+        check(config(choices, **{f"algorithm.{key}": None}), 1)
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml")))
+def test_every_preset_works_as_it_is_and_says_what_it_is(name: str, config: Make) -> None:
+    made = config((f"algorithm={name}",))
+    check(made, 2)
+    assert made.rollout.buffer_size == 512
+    assert (made.critic.kind.value == "none") != made.algorithm.advantage.needs_critic
+    text = (config_dir() / "algorithm" / f"{name}.yaml").read_text()
+    assert next(line for line in text.splitlines() if "@package" not in line).startswith("# ")
+
+
+def test_a_critic_that_is_typed_wins_over_the_presets_choice(config: Make) -> None:
+    assert config(("algorithm=actor_critic",)).critic.kind.value == "value_head"
+    assert config(("algorithm=actor_critic", "critic=separate")).critic.kind.value == "separate"
 
 
 def test_a_value_head_has_no_critic_steps_of_its_own(config: Make) -> None:

@@ -52,10 +52,11 @@ def leaf_types(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def schema_of(file: Path) -> type[Any]:
-    """The schema that a YAML file names first, so that unknown keys fail."""
-    first = str(OmegaConf.load(file).defaults[0])
-    assert first.startswith("/schema/")
-    return schema.SCHEMAS[first.removeprefix("/schema/").removesuffix("@_here_")]
+    """The schema that a YAML file names first, so that unknown keys fail; or the one of the preset it starts from."""
+    first = str(OmegaConf.load(file).defaults[0]).partition("@")[0]
+    if not first.startswith("/schema/"):
+        return schema_of(file.with_name(first.removeprefix(f"/{file.parent.name}/") + ".yaml"))
+    return schema.SCHEMAS[first.removeprefix("/schema/")]
 
 
 def every_leaf() -> Iterator[tuple[str, str, Any]]:
@@ -95,7 +96,10 @@ def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
     loaded = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(loaded, dict)
     given = {name for name, _ in leaves(loaded) if not name.startswith(("agents.", "defaults"))}
-    assert given <= {name for name, _ in leaf_types(schema_of(file))}
+    known = {name for name, _ in leaf_types(schema_of(file))}
+    if "@package _global_" in file.read_text():  # it sets values of other groups as well
+        known = {f"{file.parent.name}.{name}" for name in known} | {name for _, name, _ in LEAVES}
+    assert given <= known
 
 
 def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:

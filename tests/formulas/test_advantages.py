@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ippo_cli.formulas import gae, group_normalized, leave_one_out, place_scores, reward_to_go, turn_gae
+from ippo_cli.formulas import (
+    gae,
+    group_normalized,
+    leave_one_out,
+    place_scores,
+    pool_values,
+    reward_to_go,
+    turn_ends,
+    turn_gae,
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 DISCOUNTS = st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0])
@@ -233,6 +242,51 @@ def test_an_unknown_turn_value_names_the_known_ones() -> None:
 def test_an_own_token_without_a_turn_is_an_error() -> None:
     with pytest.raises(ValueError, match="turn=-1 on an own token"):
         turn_gae(TURN_REWARDS, TURN_VALUES, OWN | True, TWO_TURNS, gamma=1.0, gae_lambda=1.0, turn_value="mean")
+
+
+# pool_values and turn_ends
+
+
+@pytest.mark.parametrize(
+    ("where", "value_0", "value_1"), [("first", 0.2, 0.8), ("mean", 0.4, 1.0), ("final", 0.6, 1.2)]
+)
+def test_a_turns_value_stands_on_each_of_its_own_tokens(where: str, value_0: float, value_1: float) -> None:
+    pooled = pool_values(TURN_VALUES, OWN, TWO_TURNS, turn_value=where)
+    close(pooled, [[value_0, value_0, 0.0, value_1, value_1, 0.0]])
+
+
+@FEW
+@given(seed=SEEDS, where=st.sampled_from(["first", "mean", "final"]))
+def test_turn_gae_reads_the_same_from_pooled_values_beside_nan(ragged, seed: int, where: str) -> None:
+    batch = ragged(seed)
+    rewards, values = batch.noise(), batch.noise()
+    settings_ = {"gamma": 0.9, "gae_lambda": 0.8, "turn_value": where}
+    pooled = pool_values(batch.poisoned(values), batch.mask, batch.turn, turn_value=where)
+    assert not pooled[~batch.mask].any()
+    pairs = zip(turn_gae(rewards, values, batch.mask, batch.turn, **settings_),
+                turn_gae(rewards, pooled, batch.mask, batch.turn, **settings_), strict=True)  # fmt: skip
+    for plain, from_pooled in pairs:
+        close(from_pooled, plain)
+
+
+@pytest.mark.parametrize("where", ["first", "mean", "final"])
+def test_pooled_values_match_finite_differences(where: str) -> None:
+    values = TURN_VALUES.double().requires_grad_()
+    weights = torch.linspace(-1.0, 2.0, 6, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda v: (pool_values(v, OWN, TWO_TURNS, turn_value=where) * weights).sum(), (values,)
+    )
+
+
+@FEW
+@given(seed=SEEDS)
+def test_a_turn_ends_once_on_its_last_own_token(ragged, seed: int) -> None:
+    batch = ragged(seed)
+    ends = turn_ends(batch.mask, batch.turn)
+    for row in range(batch.mask.shape[0]):
+        turns = {k for k in batch.turn[row].tolist() if k >= 0}
+        expected = {max(t for t, k in enumerate(batch.turn[row].tolist()) if k == turn) for turn in turns}
+        assert set(ends[row].nonzero().flatten().tolist()) == expected
 
 
 # reward_to_go and place_scores

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
-from ippo_cli.training.metrics import METRICS, is_documented, prefixed, rollout_metrics
+from ippo_cli.training.metrics import METRICS, is_documented, prefixed, rollout_metrics, target_metrics
 from ippo_cli.types import Rollout, Scores, Targets
 
 
@@ -48,7 +51,8 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
     )  # fmt: skip
     targets = Targets(
         rewards=numbers, values=2 * numbers, final_values=torch.zeros(3), ref_logprobs=-2 * numbers, advantages=numbers,
-        returns=3 * numbers, loss_mask=MASK,
+        returns=3 * numbers, loss_mask=MASK, value_mask=MASK, weights=changes.get("weights", torch.ones(3, 3)),
+        draws=torch.tensor([2, 0, 1]),
     )  # fmt: skip
     return rollout, scores, targets
 
@@ -58,13 +62,37 @@ def test_numbers_of_a_hand_worked_buffer() -> None:
     mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over own tokens, not over rows
     assert found == pytest.approx(
         {
-            "rollout/logprob": -mean, "targets/reward": mean, "targets/value": 2 * mean, "targets/return": 3 * mean,
+            "rollout/logprob": -mean, "targets/reward": mean, "targets/return": 3 * mean,
             "kl/reference": mean, "kl/reward_coef": 0.25, "rollout/response_length": 2.0,
             "rollout/truncated_share": 1 / 3, "score/failed_share": 1 / 3,
             "score/mean": 1.5, "score/std": 0.5**0.5, "score/part/exact": 1.0,
         }
     )  # fmt: skip
     assert all(is_documented(f"low/{name}") for name in found)
+
+
+def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:
+    rollout, _, targets = buffer()
+    silent = targets.advantages * MASK * torch.tensor([[1], [0], [1]])
+    found = target_metrics(rollout, replace(targets, advantages=silent), has_values=True)
+    assert found == pytest.approx(
+        {
+            "targets/value": 7.0, "targets/silent_share": 1 / 3, "targets/drawn_share": 2 / 3,
+            "targets/advantage_spread": torch.tensor([1.0, 2.0, 0.0, 4.0, 5.0, 6.0]).std().item(),
+        }
+    )  # fmt: skip
+    assert all(is_documented(f"low/{name}") for name in found)
+    assert "targets/value" not in target_metrics(rollout, targets, has_values=False)
+
+
+def test_the_effective_sample_share_falls_with_unequal_weights_and_is_told_under_filters_alone() -> None:
+    rollout, _, targets = buffer(behavior_logprobs=torch.zeros(3, 3), weights=torch.tensor([[2.0, 0.0, 9.0]] * 3))
+    found = target_metrics(rollout, targets, has_values=False)
+    # own weights 2 0, 2, 2 0 9: sum 15, squares 4 + 4 + 4 + 81 = 93
+    assert found["rollout/effective_sample_share"] == pytest.approx(15**2 / (6 * 93))
+    gap = sum(1 - math.exp(-number) for number in (1, 2, 3, 4, 5, 6)) / 6
+    assert found["rollout/probability_gap"] == pytest.approx(gap)
+    assert "rollout/probability_gap" not in target_metrics(*buffer()[::2], has_values=False)
 
 
 def test_without_a_reference_there_is_no_divergence_to_report() -> None:

@@ -49,7 +49,7 @@ class Agent:
     name: str
     tokenizer: PreTrainedTokenizerBase
     actor: Learner  # role `policy`, or `joint` when it carries the value head
-    critic: Learner | None  # role `value`; None when the actor carries the value head
+    critic: Learner | None  # role `value`; None when the actor carries the value head, or nothing has values
     reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
     temperature: float
     chunk_tokens: int
@@ -58,14 +58,24 @@ class Agent:
     def learners(self) -> list[Learner]:
         return [self.actor] if self.critic is None else [self.actor, self.critic]
 
+    @property
+    def has_values(self) -> bool:
+        """Whether there is a value function, of its own or on the actor."""
+        return any(learner.role != "policy" for learner in self.learners)
+
     def speaking(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         return self.actor.engine.inference(gather=gather)  # type: ignore[return-value]
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Values of the states before own tokens `[B, R]` (0 elsewhere) and after the last own token `[B]`."""
+        """Values of the states before own tokens `[B, R]` (0 elsewhere) and after the last own token `[B]`.
+
+        All 0 without a value function.
+        """
         before = torch.zeros_like(rollout.logprobs)
         after = before.new_zeros(len(before))
+        if not self.has_values:
+            return before, after
         learner = self.critic or self.actor
         learner.engine.module.eval()
         for rows, sequences in learner.sequences(rollout, final=True):
@@ -96,4 +106,17 @@ class Agent:
         for rows, sequences in self.actor.sequences(rollout, final=False):
             new = policy(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
             result[rows, : new.shape[1]] = new
+        return result
+
+    @torch.no_grad()
+    def full_kl(self, rollout: Rollout) -> Tensor:
+        """The exact divergence of the policy from its reference in the state before each own token, `[B, R]`."""
+        assert self.reference is not None
+        result = torch.zeros_like(rollout.logprobs)
+        self.actor.engine.module.eval()
+        for rows, sequences in self.actor.sequences(rollout, final=False):
+            output = self.actor.engine(
+                sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
+            )
+            result[rows, : output.full_kl.shape[1]] = output.full_kl
         return result

@@ -25,6 +25,7 @@ from ippo_cli.config.schema import (
     OptimizerConfig,
     SeparateCriticConfig,
     TinyActorConfig,
+    ValueHeadCriticConfig,
 )
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
@@ -112,9 +113,9 @@ def _build_agent(
     lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
     vocabulary = len(lm.get_output_embeddings().weight)  # before an engine spreads it
     separate = isinstance(agent.critic, SeparateCriticConfig)
-    head = None if separate else ValueHead(
-        ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)
-    ).to(lm.dtype)  # fmt: skip
+    head = None
+    if isinstance(agent.critic, ValueHeadCriticConfig):
+        head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)).to(lm.dtype)
     needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     return Agent(
         name=name,
@@ -135,7 +136,8 @@ def _actor_learner(
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(policy.lm.base_model)
     groups = param_groups(policy.lm, actor)
-    if policy.value_head is not None:
+    if isinstance(critic, ValueHeadCriticConfig):
+        assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
     return Learner(
         role="policy" if policy.value_head is None else "joint",

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ippo_cli.config.schema import AlgorithmConfig, Objective
-from ippo_cli.formulas import aggregate, clipped_policy_loss, kl_estimate, masked_sum, on_policy_loss, value_loss
+from ippo_cli.algorithms.advantages import turn_values
+from ippo_cli.config.schema import AlgorithmConfig, Credit, Objective, ValueUnit
+from ippo_cli.formulas import (
+    aggregate,
+    clipped_policy_loss,
+    kl_estimate,
+    masked_sum,
+    on_policy_loss,
+    pool_logratio,
+    value_loss,
+)
 from ippo_cli.models.actor import PolicyOutput
 from ippo_cli.types import Minibatch
 
@@ -26,40 +35,68 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
     """Policy loss, entropy bonus and KL term of one micro-batch."""
     rollout, targets, mask = batch.rollout, batch.targets, batch.targets.loss_mask
     new, old = output.logprobs, rollout.logprobs
+    logratio = pool_logratio(
+        new, old, rollout.response_mask, rollout.turn, level=config.ratio_level.value,
+        pooling="sum" if config.ratio_pooling is None else config.ratio_pooling.value,
+    )  # fmt: skip
+    sums: dict[str, Tensor] = {}
     if config.objective is Objective.on_policy:
         per_token = on_policy_loss(new, targets.advantages)
     else:
+        assert config.clip_range_low is not None
+        assert config.clip_range_high is not None
+        low, high = config.clip_range_low, config.clip_range_high
         per_token = clipped_policy_loss(
-            new, old, targets.advantages, clip_range_low=config.clip_range_low,
-            clip_range_high=config.clip_range_high, dual_clip=config.dual_clip,
+            new, old, targets.advantages, clip_range_low=low, clip_range_high=high, dual_clip=config.dual_clip,
+            logratio=logratio,
         )  # fmt: skip
+        ratio = logratio.detach().exp()
+        sums["clip_fraction"] = masked_sum(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), mask)
+    per_token = per_token * targets.weights
     assert output.entropy is not None
     total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
-    sums = {"loss": masked_sum(per_token.detach(), mask), "entropy": masked_sum(output.entropy.detach(), mask)}
+    sums |= {"loss": masked_sum(per_token.detach(), mask), "entropy": masked_sum(output.entropy.detach(), mask)}
     if config.kl.loss.coef:
-        kl = kl_estimate(new, targets.ref_logprobs, estimator=config.kl.loss.estimator)
+        if config.kl.loss.estimator == "full":
+            assert output.full_kl is not None
+            kl = output.full_kl
+        else:
+            kl = kl_estimate(new, targets.ref_logprobs, estimator=config.kl.loss.estimator)
         total = total + config.kl.loss.coef * kl
         sums["kl_loss"] = masked_sum(kl.detach(), mask)
     with torch.no_grad():
-        ratio = (new - old).clamp(-20.0, 20.0).exp()
-        outside = (ratio < 1.0 - config.clip_range_low) | (ratio > 1.0 + config.clip_range_high)
+        ratio = logratio.exp()
         sums["ratio"] = masked_sum(ratio, mask)
         sums["approx_kl"] = masked_sum(kl_estimate(old, new, estimator="k3"), mask)
-        sums["clip_fraction"] = masked_sum(outside.float(), mask)
         deviation = torch.where(mask, (ratio - 1.0).abs(), 0.0).max()
-    return Loss(total=_aggregated(total, batch, config, response_budget), sums=sums, maxima={"ratio": deviation})
+    loss = _aggregated(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
+    return Loss(total=loss, sums=sums, maxima={"ratio": deviation})
 
 
-def value_objective(new_values: Tensor, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Loss:
-    """`value_loss_coef` times the (clipped) squared error of one micro-batch."""
-    targets = batch.targets
-    per_token = value_loss(new_values, targets.values, targets.returns, value_clip_range=config.value_clip_range)
-    total = _aggregated(config.value_loss_coef * per_token, batch, config, response_budget)
-    return Loss(total=total, sums={"loss": masked_sum(per_token.detach(), targets.loss_mask)})
+def value_objective(
+    new_values: Tensor, new_final_values: Tensor, batch: Minibatch, config: AlgorithmConfig, response_budget: int
+) -> Loss:
+    """`value_loss_coef` times the (clipped, squared or Huber) error of one micro-batch."""
+    targets, mask = batch.targets, batch.targets.value_mask
+    # With credit=auto turns may have turned out to be tokens: then there are as many values as tokens.
+    if config.value_unit is ValueUnit.turn and (config.credit is Credit.turn or batch.num_values < batch.num_tokens):
+        new_values = turn_values(new_values, new_final_values, batch.rollout, config)
+    per_value = value_loss(
+        new_values, targets.values, targets.returns, value_clip_range=config.value_clip_range,
+        huber_delta=config.huber_delta,
+    )  # fmt: skip
+    assert config.value_loss_coef is not None
+    total = _aggregated(
+        config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget
+    )
+    per_token = batch.num_tokens / max(batch.num_values, 1)  # sums are divided by tokens: give the mean per value
+    return Loss(total=total, sums={"loss": masked_sum(per_value.detach(), mask) * per_token})
 
 
-def _aggregated(per_token: Tensor, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Tensor:
+def _aggregated(
+    loss: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, config: AlgorithmConfig, response_budget: int
+) -> Tensor:
     return aggregate(
-        per_token, batch.targets.loss_mask, mode=config.loss_aggregation,
-        num_tokens=batch.num_tokens, num_sequences=batch.num_sequences, norm=response_budget,
+        loss, mask, mode=config.loss_aggregation, num_tokens=num_tokens, num_sequences=num_sequences,
+        norm=response_budget,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,10 +11,23 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.config.schema import AlgorithmConfig, Truncation
+from ippo_cli.algorithms.advantages import ADVANTAGES, Signal, at_turn_value, turn_values
+from ippo_cli.config.schema import Advantage, AlgorithmConfig, Credit, Reweight, Truncation, ValueUnit, WeightLevel
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import adaptive_kl_step, gae, kl_estimate, masked_whiten, place_scores
-from ippo_cli.types import Rollout, Scores, Targets
+from ippo_cli.formulas import (
+    adaptive_kl_step,
+    behavior_weights,
+    kl_estimate,
+    masked_whiten,
+    place_scores,
+    reweight,
+    turn_ends,
+)
+from ippo_cli.tasks.prompts import share
+from ippo_cli.types import PromptBatch, Rollout, Scores, Targets
+
+Greedy = Mapping[str, tuple[Rollout, Scores]]
+"""Each agent's greedy responses to the same prompts and their scores; empty where no estimator asks for them."""
 
 
 @dataclass(kw_only=True)
@@ -21,7 +36,19 @@ class Algorithm:
 
     config: AlgorithmConfig
     response_budget: int  # rollout.max_new_tokens: the constant of loss_aggregation=seq-mean-token-sum-norm
+    num_generations: int  # consecutive sample indices that are responses to one prompt
+    seed: int  # of the rows that `reweight` draws
     kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether `targets` wants greedy responses to the same prompts, scored."""
+        return self.config.advantage is Advantage.greedy_baseline
+
+    @property
+    def full_kl_in_loss(self) -> bool:
+        """Whether the policy's forward must compare whole distributions with the reference."""
+        return self.config.kl.loss.coef != 0.0 and self.config.kl.loss.estimator == "full"
 
     def kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The reward's KL coefficient that the next targets will use; None for an agent without a reference."""
@@ -31,56 +58,127 @@ class Algorithm:
         }
 
     def targets(
-        self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout], scores: Mapping[str, Scores]
+        self,
+        agents: Mapping[str, Agent],
+        batch: Mapping[str, PromptBatch],
+        rollouts: Mapping[str, Rollout],
+        scores: Mapping[str, Scores],
+        greedy: Greedy,
     ) -> dict[str, Targets]:
-        """Every agent's targets from its own rollout and scores alone."""
-        return {name: self._agent_targets(agents[name], rollouts[name], scores[name]) for name in agents}
+        """Every agent's targets from its own prompts, rollout and scores alone."""
+        return {
+            name: self._agent_targets(
+                agents[name], batch[name], rollouts[name], scores[name], greedy[name] if self.needs_greedy else None
+            )
+            for name in agents
+        }
 
-    def _agent_targets(self, agent: Agent, rollout: Rollout, scores: Scores) -> Targets:
+    def _agent_targets(
+        self, agent: Agent, prompts: PromptBatch, rollout: Rollout, scores: Scores,
+        greedy: tuple[Rollout, Scores] | None,
+    ) -> Targets:  # fmt: skip
         config, mask = self.config, rollout.response_mask
+        by_turn = self._by_turn(rollout)
         values, final_values = agent.values(rollout)
+        if by_turn and config.advantage.needs_critic:
+            pooled = config.value_unit is ValueUnit.turn
+            values = (turn_values if pooled else at_turn_value)(values, final_values, rollout, config)
         ref_logprobs = agent.ref_logprobs(rollout)
-        rewards = place_scores(self._penalised(scores.score, rollout), mask, rollout.turn)
-        rewards = rewards - self._kl_penalty(agent.name, rollout, ref_logprobs)
-        advantages, returns = gae(
-            self._bootstrapped(rewards, final_values, rollout), values, mask,
-            gamma=config.gamma, gae_lambda=config.gae_lambda,
+        score = self._penalised(scores.score, rollout)
+        rewards = place_scores(score, mask, rollout.turn) - self._kl_penalty(agent, rollout, ref_logprobs)
+        baseline, valid = torch.zeros_like(final_values), scores.valid
+        if greedy is not None:
+            baseline, valid = self._penalised(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
+        signal = Signal(
+            rewards=self._bootstrapped(rewards, final_values, rollout), values=values, mask=mask, turn=rollout.turn,
+            by_turn=by_turn, group=prompts.index.to(mask.device) // self.num_generations, baseline=baseline,
+            valid=valid,
         )  # fmt: skip
-        trained = scores.valid & (rollout.finished if config.truncation is Truncation.mask else scores.valid)
+        found = ADVANTAGES[config.advantage](signal, config)
+        trained = found.usable & rollout.finished if config.truncation is Truncation.mask else found.usable
         loss_mask = mask & trained[:, None]
-        if config.advantage_normalization:
-            moments = distributed.masked_moments(advantages, loss_mask)
-            advantages = masked_whiten(advantages, loss_mask, moments=moments)
+        actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
         return Targets(
             rewards=rewards, values=values, final_values=final_values, ref_logprobs=ref_logprobs,
-            advantages=advantages, returns=returns, loss_mask=loss_mask,
+            advantages=self._whitened(found.advantages, loss_mask, actions), returns=found.returns,
+            loss_mask=loss_mask, value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
+            weights=self._weights(rollout), draws=self._draws(agent.name, prompts, score.sum(dim=1), trained),
         )  # fmt: skip
+
+    def _by_turn(self, rollout: Rollout) -> bool:
+        """Whether turns are the actions; with `credit=auto` they are where any row of the buffer has several."""
+        credit = self.config.credit
+        return credit is Credit.turn or (
+            credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any()))
+        )  # fmt: skip
+
+    def _whitened(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
+        """Mean 0 and variance 1 over the actions of all ranks: a turn counts once, however long it is."""
+        if not self.config.advantage_normalization:
+            return advantages
+        return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
 
     def _penalised(self, score: Tensor, rollout: Rollout) -> Tensor:
         if self.config.truncation is not Truncation.penalty:
             return score
-        return score - self.config.truncation_penalty * (~rollout.finished).float()[:, None]
+        assert self.config.truncation_penalty is not None
+        turn = rollout.turn.amax(dim=1).clamp(min=0)  # the one that was cut
+        last = torch.nn.functional.one_hot(turn, score.shape[1]).to(score.dtype)
+        return score - self.config.truncation_penalty * (~rollout.finished)[:, None] * last
 
     def _bootstrapped(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
         """A truncated row did not end: what it would still have earned stands in for it, discounted once."""
         if self.config.truncation is not Truncation.bootstrap:
             return rewards
+        assert self.config.gamma is not None
         tail = (self.config.gamma * final_values * ~rollout.finished)[:, None]
         last_turn = torch.where(rollout.response_mask, 0, -1)  # the whole row as one turn: one last own token
         return rewards + place_scores(tail, rollout.response_mask, last_turn)
 
-    def _kl_penalty(self, agent: str, rollout: Rollout, ref_logprobs: Tensor) -> Tensor:
+    def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> Tensor:
         """The reward's KL term; steps the coefficient afterwards, so that a batch uses the one from before it."""
         settings = self.config.kl.reward
-        coef = self.kl_coef.setdefault(agent, settings.coef)
+        coef = self.kl_coef.setdefault(agent.name, settings.coef)
         if settings.coef == 0.0:
             return torch.zeros_like(ref_logprobs)
-        kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
+        if settings.estimator == "full":
+            kl = agent.full_kl(rollout)
+        else:
+            kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
         if settings.target is not None:
             rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
             total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
-            self.kl_coef[agent] = float(
+            self.kl_coef[agent.name] = float(
                 adaptive_kl_step(coef, total[0] / total[1], target=settings.target, horizon=settings.horizon,
                                  num_samples=int(total[1]))
             )  # fmt: skip
         return coef * kl
+
+    def _weights(self, rollout: Rollout) -> Tensor:
+        settings = self.config.behavior_correction
+        if settings.level is WeightLevel.none:
+            return rollout.response_mask.float()
+        band = None
+        if settings.band_low is not None and settings.band_high is not None:
+            band = (settings.band_low, settings.band_high)
+        return behavior_weights(
+            rollout.logprobs, rollout.behavior_logprobs, rollout.response_mask, level=settings.level.value,
+            cap=math.inf if settings.cap is None else settings.cap, band=band,
+        )  # fmt: skip
+
+    def _draws(self, agent: str, prompts: PromptBatch, score: Tensor, trained: Tensor) -> Tensor:
+        """How often PF-PPO draws each row of the global buffer; rows that do not train are left as they are."""
+        settings = self.config.reweight
+        if settings.method is Reweight.none:
+            return torch.ones_like(score, dtype=torch.long)
+        scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, prompts.index))
+        name = f"{self.seed}/reweight/{agent}/{int(index[0])}"
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+        drawn = reweight(
+            scores[able], method=settings.method.value, power=0.0 if settings.power is None else settings.power,
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        draws = torch.ones_like(scores, dtype=torch.long)
+        draws[able] = torch.bincount(drawn, minlength=int(able.sum()))
+        rows = share(len(draws), distributed.rank(), distributed.world_size())
+        return draws[rows.start : rows.stop]

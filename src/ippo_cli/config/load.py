@@ -28,7 +28,10 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "probe_grid": schema.GridConfig,
     },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
-    "critic": {"separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig},
+    "critic": {
+        "separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig,
+        "none": schema.NoCriticConfig,
+    },
     "reward": {
         "exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,

@@ -43,6 +43,7 @@ class ActorKind(str, Enum):
 class CriticKind(str, Enum):
     separate = "separate"
     value_head = "value_head"
+    none = "none"
 
 
 class RolloutKind(str, Enum):
@@ -73,6 +74,71 @@ class Schedule(str, Enum):
 class Objective(str, Enum):
     on_policy = "on_policy"
     clip = "clip"
+
+
+class Advantage(str, Enum):
+    gae = "gae"
+    reward_to_go = "reward_to_go"
+    group = "group"
+    leave_one_out = "leave_one_out"
+    greedy_baseline = "greedy_baseline"
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether values are part of the estimator; to all others a critic is of no use."""
+        return self is Advantage.gae
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the baseline is made of other responses to the same prompt."""
+        return self in (Advantage.group, Advantage.leave_one_out)
+
+    @property
+    def walks(self) -> bool:
+        """Whether rewards are followed from action to action; all others judge a response as a whole."""
+        return self in (Advantage.gae, Advantage.reward_to_go)
+
+
+class Credit(str, Enum):
+    token = "token"
+    turn = "turn"
+    auto = "auto"
+
+
+class TurnValue(str, Enum):
+    first = "first"
+    mean = "mean"
+    final = "final"
+    after = "after"
+
+
+class ValueUnit(str, Enum):
+    token = "token"
+    turn = "turn"
+
+
+class RatioLevel(str, Enum):
+    token = "token"
+    turn = "turn"
+    sequence = "sequence"
+
+
+class Pooling(str, Enum):
+    sum = "sum"
+    mean = "mean"
+
+
+class Reweight(str, Enum):
+    none = "none"
+    pow = "pow"
+    max_min = "max_min"
+    max_random = "max_random"
+
+
+class WeightLevel(str, Enum):
+    none = "none"
+    token = "token"
+    sequence = "sequence"
 
 
 class Truncation(str, Enum):
@@ -153,18 +219,29 @@ class TinyActorConfig(ActorConfig):
 class CriticConfig:
     """The value function, common to all kinds."""
 
-    kind: CriticKind  # separate | value_head
+    kind: CriticKind  # separate | value_head | none
+
+
+@dataclass
+class NoCriticConfig(CriticConfig):
+    """No value function: for algorithms whose baseline comes from scores alone."""
+
+
+@dataclass
+class TrainedCriticConfig(CriticConfig):
+    """A value function that is learnt."""
+
     value_head_hidden_dim: int | None  # width of a hidden layer in the value head; null = one linear map
     learning_rate: float  # separate: of the critic's optimizer; value_head: of the head's parameter group
 
 
 @dataclass
-class ValueHeadCriticConfig(CriticConfig):
+class ValueHeadCriticConfig(TrainedCriticConfig):
     """A head on the actor's last hidden state, trained with the actor by one joint loss."""
 
 
 @dataclass
-class SeparateCriticConfig(CriticConfig, OptimizerConfig):
+class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A model of its own: a backbone without a language-model head, and a value head."""
 
     model: str | None  # folder or hub id of the backbone; null = start from the same weights as the actor
@@ -250,7 +327,7 @@ class KlRewardConfig:
     """KL penalty inside the per-token reward."""
 
     coef: float  # coefficient; 0 switches it off
-    estimator: str  # k1 | abs | k2 | k3
+    estimator: str  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
     target: float | None  # adapt the coefficient towards this KL per token; null = fixed
     horizon: int  # time scale of the adaptation, in samples
 
@@ -260,7 +337,7 @@ class KlLossConfig:
     """KL term in the policy loss."""
 
     coef: float  # coefficient; 0 switches it off
-    estimator: str  # k1 | abs | k2 | k3 and the straight-through k1+ | abs+ | k2+ | k3+
+    estimator: str  # k1 | abs | k2 | k3, their straight-through forms k1+ | abs+ | k2+ | k3+ | full (exact)
 
 
 @dataclass
@@ -273,18 +350,46 @@ class KlConfig:
 
 
 @dataclass
+class ReweightConfig:
+    """PF-PPO: which rows of the buffer are trained on, drawn with replacement by their scores."""
+
+    method: Reweight  # none | pow (|score|^power) | max_min (the extremes) | max_random (the best 4 times)
+    power: float | None  # of the absolute score, with method=pow; null otherwise
+
+
+@dataclass
+class BehaviorCorrectionConfig:
+    """Importance weights where sampling filters or another engine make the sampler differ from the policy."""
+
+    level: WeightLevel  # none | token | sequence: what one weight stands for
+    cap: float | None  # weights are truncated at this; null = never
+    band_low: float | None  # weights below this become 0: what they stand for is not trained on; null = no band
+    band_high: float | None  # and above this; set both or neither
+
+
+@dataclass
 class AlgorithmConfig:
-    """What is learnt from a buffer: objective, advantages, KL, epochs."""
+    """What is learnt from a buffer: objective, advantages, KL, epochs. null: has no part in this algorithm."""
 
     objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
-    gamma: float  # discount per token
-    gae_lambda: float  # GAE's lambda
-    advantage_normalization: bool  # whiten advantages per agent over the whole buffer
-    clip_range_low: float  # the ratio is clipped below 1 - this
-    clip_range_high: float  # and above 1 + this
+    advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline (without one)
+    credit: Credit  # what an action is: token | turn | auto (turn where a row of the buffer has several turns)
+    turn_value: TurnValue | None  # a turn's value: its first | mean | final token's, or after (sees the whole turn)
+    value_unit: ValueUnit  # what the value loss regresses: every token's value | one value per turn
+    scale_by_std: bool | None  # advantage=group: divide by the group's standard deviation (GRPO) or not (Dr. GRPO)
+    gamma: float | None  # discount per action
+    gae_lambda: float | None  # GAE's lambda
+    length_adaptive_alpha: float | None  # lambda of a row with l actions is max(0, 1 - 1 / (alpha l)), not gae_lambda
+    critic_gae_lambda: float | None  # lambda of the critic's returns; null = that of the advantages
+    advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
+    clip_range_low: float | None  # the ratio is clipped below 1 - this
+    clip_range_high: float | None  # and above 1 + this
     dual_clip: float | None  # bound of the loss for negative advantages (> 1); null = off
+    ratio_level: RatioLevel  # what one ratio is of: token | turn | sequence
+    ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
     value_clip_range: float | None  # clip of the value update; null = off
-    value_loss_coef: float  # weight of the value loss
+    huber_delta: float | None  # the value error counts linearly beyond this; null = squared everywhere
+    value_loss_coef: float | None  # weight of the value loss
     entropy_coef: float  # weight of the entropy bonus
     loss_aggregation: str  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     ppo_epochs: int  # passes over the buffer
@@ -293,7 +398,9 @@ class AlgorithmConfig:
     target_kl: float | None  # skip the rest of an iteration's policy steps above this approximate KL; null = never
     critic_warmup: int  # first iterations in which only the critic is trained
     truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
-    truncation_penalty: float  # subtracted from the score of a truncated response with truncation=penalty
+    truncation_penalty: float | None  # subtracted from the score of a truncated response with truncation=penalty
+    reweight: ReweightConfig
+    behavior_correction: BehaviorCorrectionConfig
     kl: KlConfig
 
 
@@ -461,6 +568,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "actor_full": ActorConfig,
     "critic_separate": SeparateCriticConfig,
     "critic_value_head": ValueHeadCriticConfig,
+    "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
     "reward_exact_match": ExactMatchConfig,
     "reward_function": FunctionRewardConfig,

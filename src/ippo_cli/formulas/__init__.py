@@ -5,7 +5,9 @@ from ippo_cli.formulas.advantages import (
     group_normalized,
     leave_one_out,
     place_scores,
+    pool_values,
     reward_to_go,
+    turn_ends,
     turn_gae,
 )
 from ippo_cli.formulas.aggregate import aggregate
@@ -33,9 +35,11 @@ __all__ = [
     "on_policy_loss",
     "place_scores",
     "pool_logratio",
+    "pool_values",
     "reward_to_go",
     "reweight",
     "selected_logprobs",
+    "turn_ends",
     "turn_gae",
     "value_loss",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.formulas.masked import as_real, keep, turn_slots, turn_totals
+from ippo_cli.formulas.shapes import Labels, Mask, Rows, TokenMask, Tokens, TurnNumbers, Turns
 
 # Columns per step of the backward pass: wide enough to spare small operations, narrow enough to stay in cache.
 BLOCK = 128
@@ -18,8 +19,8 @@ TURN_VALUES = ("first", "mean", "final")
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor, values: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float | Tensor
-) -> tuple[Tensor, Tensor]:
+    rewards: Tokens, values: Tokens, response_mask: Mask, *, gamma: float, gae_lambda: float | Rows
+) -> tuple[Tokens, Tokens]:
     """Generalised advantages and their returns over own tokens, `(advantages, returns)`, not whitened.
 
     `delta_t = r_t + gamma V_next - V_t`, `A_t = delta_t + gamma lambda A_next`, `returns = A + V`, where *next* is the
@@ -57,15 +58,15 @@ def gae(
 
 @torch.no_grad()
 def turn_gae(
-    rewards: Tensor,
-    values: Tensor,
-    response_mask: Tensor,
-    turn: Tensor,
+    rewards: Tokens,
+    values: Tokens,
+    response_mask: Mask,
+    turn: TurnNumbers,
     *,
     gamma: float,
-    gae_lambda: float | Tensor,
+    gae_lambda: float | Rows,
     turn_value: str,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tokens, Tokens]:
     """GAE with one action per turn, broadcast back to the turn's own tokens: `(advantages, returns)`.
 
     For turn k of a row, `r_k` is the sum of the rewards on its own tokens and `V_k` is the value at its first own
@@ -76,22 +77,32 @@ def turn_gae(
     Source: the recurrence of `gae` over the semi-Markov steps of a dialogue (Sutton, Precup and Singh 1999, options),
     as in ArCHer (arXiv 2402.19446), whose actions are utterances.
     """
-    if turn_value not in TURN_VALUES:
-        raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
     slots, turns = turn_slots(response_mask, turn)
     turn_rewards, counts = turn_totals(rewards, response_mask, slots, turns)
-    if turn_value == "mean":
-        turn_values = turn_totals(values, response_mask, slots, turns)[0] / counts.clamp(min=1)
-    else:
-        here = _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
-        turn_values = turn_totals(values, here, slots, turns)[0]
+    turn_values = _turn_values(values, response_mask, slots, turns, turn_value)
     results = gae(turn_rewards, turn_values, counts > 0, gamma=gamma, gae_lambda=gae_lambda)
     advantages, returns = (keep(result.gather(1, slots), response_mask) for result in results)
     return advantages, returns
 
 
+def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_value: str) -> Tokens:
+    """The value of each own token's turn, `[B, R]`: that of its first own token, their mean, or that of its last.
+
+    What `turn_gae` reads, written on every own token of the turn; 0 off the mask. Gradients flow.
+    """
+    slots, turns = turn_slots(response_mask, turn)
+    pooled = _turn_values(values, response_mask, slots, turns, turn_value)
+    return keep(pooled.gather(1, slots), response_mask)
+
+
+def turn_ends(response_mask: Mask, turn: TurnNumbers) -> TokenMask:
+    """Mask `[B, R]` of the last own token of each turn: one place for each action where turns are the actions."""
+    slots, turns = turn_slots(response_mask, turn)
+    return response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=True)
+
+
 @torch.no_grad()
-def reward_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+def reward_to_go(rewards: Tokens, response_mask: Mask, *, gamma: float) -> Tokens:
     """Discounted sum of this and the later rewards: `G_t = r_t + gamma G_next` over own tokens, 0 off the mask.
 
     `G` is carried across holes undiscounted. Rewards 1 2 4 at gamma = 0.5 give 3 4 4.
@@ -102,7 +113,7 @@ def reward_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Ten
 
 
 @torch.no_grad()
-def place_scores(score: Tensor, response_mask: Tensor, turn: Tensor) -> Tensor:
+def place_scores(score: Turns, response_mask: Mask, turn: TurnNumbers) -> Tokens:
     """Rewards `[B, R]` that hold `score[:, k]` on the last own token of turn k, and 0 elsewhere.
 
     `score` is `[B, K]`. A row without an own token in turn k gets nothing for it; a turn on the mask that has no column
@@ -116,7 +127,7 @@ def place_scores(score: Tensor, response_mask: Tensor, turn: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def group_normalized(score: Tensor, group: Tensor, *, scale_by_std: bool = True) -> Tensor:
+def group_normalized(score: Rows, group: Labels, *, scale_by_std: bool = True) -> Rows:
     """Each score against its group: `(s - mean_g) / (std_g + 1e-6)`, or `s - mean_g` without the scale; `[B]`.
 
     `group` `[B]` holds integer labels, in any order and of unequal sizes; `std` is unbiased. Exactly 0 where all scores
@@ -133,7 +144,7 @@ def group_normalized(score: Tensor, group: Tensor, *, scale_by_std: bool = True)
 
 
 @torch.no_grad()
-def leave_one_out(score: Tensor, group: Tensor) -> Tensor:
+def leave_one_out(score: Rows, group: Labels) -> Rows:
     """Each score less the mean of the *other* scores of its group: `n / (n - 1) * (s - mean_g)`; `[B]`.
 
     Labels, equal scores and groups of one as in `group_normalized`. Scores 0 1 2 give -1.5 0 1.5.
@@ -154,6 +165,17 @@ def _scan_back(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
     for row, by in zip(reversed(x.unbind(0)), reversed(factor.unbind(0)), strict=True):
         carry = row.addcmul_(by, carry)
     return carry
+
+
+def _turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: int, turn_value: str) -> Tensor:
+    """The value of each turn, `[B, K]`; 0 for a number without own tokens."""
+    if turn_value not in TURN_VALUES:
+        raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
+    if turn_value == "mean":
+        totals, counts = turn_totals(values, response_mask, slots, turns)
+        return totals / counts.clamp(min=1)
+    here = response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
+    return turn_totals(values, here, slots, turns)[0]
 
 
 def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:

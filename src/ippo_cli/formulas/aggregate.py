@@ -5,19 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from ippo_cli.formulas.masked import keep
+from ippo_cli.formulas.shapes import Mask, Scalar, Tokens
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 def aggregate(
-    loss: Tensor,
-    mask: Tensor,
+    loss: Tokens,
+    mask: Mask,
     *,
     mode: str,
     num_tokens: int | Tensor,
     num_sequences: int | Tensor,
     norm: float | None = None,
-) -> Tensor:
+) -> Scalar:
     """This part's share of the optimizer step's loss, a scalar; the shares of all parts add up to the whole.
 
     `loss` and `mask` are `[B, R]`; `num_tokens` (kept) and `num_sequences` (rows with a kept token) are counted over

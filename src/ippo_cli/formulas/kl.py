@@ -11,11 +11,12 @@ from torch.autograd.function import once_differentiable
 
 from ippo_cli.formulas.logprobs import Head, check_chunking, over_chunks, tempered_log_softmax
 from ippo_cli.formulas.masked import as_real
+from ippo_cli.formulas.shapes import Hidden, Real, ReferenceHidden, Scalar
 
 KL_ESTIMATORS = ("k1", "abs", "k2", "k3")
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
+def kl_estimate(logprobs: Real, ref_logprobs: Real, *, estimator: str) -> Real:
     """An estimate of KL(pi || ref) from one sampled token each, in the shape of `logprobs`.
 
     With `d = log pi - log ref`: `k1 = d`, `abs = |d|`, `k2 = d^2 / 2`, `k3 = exp(-d) - 1 + d`, where d is
@@ -44,8 +45,14 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Te
 
 
 def full_kl(
-    hidden: Tensor, lm_head: Head, ref_hidden: Tensor, ref_lm_head: Head, *, temperature: float, chunk_tokens: int
-) -> Tensor:
+    hidden: Hidden,
+    lm_head: Head,
+    ref_hidden: ReferenceHidden,
+    ref_lm_head: Head,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> Real:
     """The exact KL(pi || ref) at each position, `[...]`: `sum_v p_v (log p_v - log q_v)` over the vocabulary.
 
     `hidden` and `ref_hidden` are `[..., H]` (widths may differ), the heads map `[n, H]` to `[n, V]`, and both policies
@@ -66,7 +73,7 @@ def full_kl(
 
 
 def adaptive_kl_step(
-    coef: float, current_kl: float | Tensor, *, target: float, horizon: float, num_samples: int
+    coef: float, current_kl: float | Scalar, *, target: float, horizon: float, num_samples: int
 ) -> float:
     """The KL coefficient after one batch: `coef * (1 + clip(current / target - 1, -0.2, 0.2) * num_samples / horizon)`.
 

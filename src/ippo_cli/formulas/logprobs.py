@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from ippo_cli.formulas.shapes import Hidden, Ids, Real
+
 Head = Callable[[Tensor], Tensor]
 """A module (or any callable) from hidden states `[n, H]` to logits `[n, V]`."""
 
@@ -24,21 +26,21 @@ LOG_ZERO = -1e4
 
 @overload
 def selected_logprobs(
-    hidden: Tensor,
+    hidden: Hidden,
     lm_head: Head,
-    ids: Tensor,
+    ids: Ids,
     *,
     temperature: float,
     chunk_tokens: int,
     with_entropy: Literal[True] = True,
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Real, Real]: ...
 @overload
 def selected_logprobs(
-    hidden: Tensor, lm_head: Head, ids: Tensor, *, temperature: float, chunk_tokens: int, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]: ...
+    hidden: Hidden, lm_head: Head, ids: Ids, *, temperature: float, chunk_tokens: int, with_entropy: bool
+) -> tuple[Real, Real | None]: ...
 def selected_logprobs(
-    hidden: Tensor, lm_head: Head, ids: Tensor, *, temperature: float, chunk_tokens: int, with_entropy: bool = True
-) -> tuple[Tensor, Tensor | None]:
+    hidden: Hidden, lm_head: Head, ids: Ids, *, temperature: float, chunk_tokens: int, with_entropy: bool = True
+) -> tuple[Real, Real | None]:
     """Log-probability of each chosen id under the tempered policy, and that policy's entropy.
 
     `hidden` is `[..., H]` and already aligned: `hidden[..., t, :]` is the state that chooses `ids[..., t]`; `ids` and

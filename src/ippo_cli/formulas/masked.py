@@ -9,28 +9,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ippo_cli.formulas.shapes import Kept, Mask, Real, Scalar, Tokens, TurnNumbers, Turns
+
 
 def as_real(x: Tensor) -> Tensor:
     """`x` in float32, or in float64 where it already is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def keep(x: Tensor, mask: Tensor) -> Tensor:
+def keep(x: Real, mask: Kept) -> Real:
     """`x` (float32 or better) on the mask, 0 off it; both of one shape."""
     return torch.where(mask.bool().expand_as(x), as_real(x), 0.0)
 
 
-def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+def masked_sum(x: Real, mask: Kept) -> Scalar:
     """Sum of the kept entries: `sum_i m_i x_i`, a scalar; 0 where nothing is kept."""
     return keep(x, mask).sum()
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(x: Real, mask: Kept) -> Scalar:
     """Mean of the kept entries: `sum_i m_i x_i / max(sum_i m_i, 1)`, a scalar."""
     return masked_sum(x, mask) / _count(x, mask).clamp(min=1)
 
 
-def masked_var(x: Tensor, mask: Tensor) -> Tensor:
+def masked_var(x: Real, mask: Kept) -> Scalar:
     """Unbiased variance of the kept entries, a scalar: `sum_i m_i (x_i - mean)^2 / (n - 1)`; 0 where n < 2.
 
     Bessel's correction, as in `torch.var`. Entries that are all equal give exactly 0.
@@ -39,13 +41,13 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(
-    x: Tensor,
-    mask: Tensor,
+    x: Real,
+    mask: Kept,
     *,
     center: bool = True,
     scale: bool = True,
-    moments: tuple[Tensor | float, Tensor | float] | None = None,
-) -> Tensor:
+    moments: tuple[Scalar | float, Scalar | float] | None = None,
+) -> Real:
     """Kept entries shifted to mean 0 and scaled to variance 1: `(x - mean) * rsqrt(var + 1e-8)`; 0 off the mask.
 
     Shape of `x`. `center=False` leaves the mean in (`x * rsqrt(var + 1e-8)`), `scale=False` leaves the spread.
@@ -66,7 +68,7 @@ def masked_whiten(
     return keep(whitened * torch.rsqrt(var + 1e-8) if scale else whitened, mask)
 
 
-def turn_slots(mask: Tensor, turn: Tensor) -> tuple[Tensor, int]:
+def turn_slots(mask: Mask, turn: TurnNumbers) -> tuple[TurnNumbers, int]:
     """Each token's turn as an index that is always valid (0 off the mask), `[B, R]`, and the number of turns K.
 
     K is one more than the largest turn on the mask, and at least 1. A kept token without a turn is a `ValueError`.
@@ -80,7 +82,7 @@ def turn_slots(mask: Tensor, turn: Tensor) -> tuple[Tensor, int]:
     return slots, highest + 1
 
 
-def turn_totals(x: Tensor, mask: Tensor, slots: Tensor, turns: int) -> tuple[Tensor, Tensor]:
+def turn_totals(x: Tokens, mask: Mask, slots: TurnNumbers, turns: int) -> tuple[Turns, Turns]:
     """Sum of the kept `x` `[B, R]` in each turn, and the number of kept tokens in it: both `[B, K]`.
 
     `slots` and `turns` come from `turn_slots`.

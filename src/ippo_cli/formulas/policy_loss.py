@@ -6,9 +6,9 @@ Inputs are finite everywhere (0 off the mask), so losses are 0 there; `aggregate
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ippo_cli.formulas.masked import as_real, keep, turn_slots, turn_totals
+from ippo_cli.formulas.shapes import Mask, Real, Tokens, TurnNumbers
 
 # exp(20) = 4.9e8: far outside any clip range, and still finite in float32 after multiplication by an advantage.
 MAX_LOGRATIO = 20.0
@@ -17,7 +17,7 @@ POOLINGS = ("sum", "mean")
 WEIGHT_LEVELS = ("token", "sequence")
 
 
-def on_policy_loss(new_logprobs: Tensor, advantages: Tensor) -> Tensor:
+def on_policy_loss(new_logprobs: Real, advantages: Real) -> Real:
     """The score-function loss per token, `[B, R]`: `-log pi(a_t) A_t`; no ratio, no clip.
 
     Its gradient is the policy gradient only where the data come from the current weights, one step per iteration.
@@ -28,8 +28,8 @@ def on_policy_loss(new_logprobs: Tensor, advantages: Tensor) -> Tensor:
 
 
 def pool_logratio(
-    new_logprobs: Tensor, logprobs: Tensor, response_mask: Tensor, turn: Tensor, *, level: str, pooling: str
-) -> Tensor:
+    new_logprobs: Tokens, logprobs: Tokens, response_mask: Mask, turn: TurnNumbers, *, level: str, pooling: str
+) -> Tokens:
     """Log of the probability ratio of each token's unit, `[B, R]`: `log pi_new - log pi_old`, pooled, in [-20, 20].
 
     The unit is the token, the tokens of its turn, or the row's own tokens (`level="token" | "turn" | "sequence"`).
@@ -58,15 +58,15 @@ def pool_logratio(
 
 
 def clipped_policy_loss(
-    new_logprobs: Tensor,
-    logprobs: Tensor,
-    advantages: Tensor,
+    new_logprobs: Real,
+    logprobs: Real,
+    advantages: Real,
     *,
     clip_range_low: float,
     clip_range_high: float,
     dual_clip: float | None = None,
-    logratio: Tensor | None = None,
-) -> Tensor:
+    logratio: Real | None = None,
+) -> Real:
     """PPO's clipped surrogate per token, to be minimised, `[B, R]`.
 
     `rho = exp(clamp(new - old, -20, 20))` and `loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))`. With
@@ -93,14 +93,14 @@ def clipped_policy_loss(
 
 @torch.no_grad()
 def behavior_weights(
-    train_logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    response_mask: Tensor,
+    train_logprobs: Tokens,
+    sampler_logprobs: Tokens,
+    response_mask: Mask,
     *,
     level: str,
     cap: float,
     band: tuple[float, float] | None = None,
-) -> Tensor:
+) -> Tokens:
     """Importance weights that correct for a sampler which differs from the trainer, `[B, R]`, detached.
 
     `w = exp(clamp(log pi_train - log pi_sampler, -20, 20))` per token, or of the sum over the row's own tokens on each

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ippo_cli.formulas.shapes import Labels, Rows
+
 METHODS = ("pow", "max_min", "max_random")
 
 
 @torch.no_grad()
-def reweight(score: Tensor, *, method: str, power: float, generator: torch.Generator | None) -> Tensor:
+def reweight(score: Rows, *, method: str, power: float, generator: torch.Generator | None) -> Labels:
     """Row indices `[B]`, drawn with replacement in proportion to a weight of each row's score `[B]`.
 
     `pow`: `|s|^power`. `max_min`: 1 at the largest and the smallest score, else 0. `max_random`: 0.4 at the largest,

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from ippo_cli.formulas.masked import as_real
+from ippo_cli.formulas.shapes import Real
 
 
 def value_loss(
-    new_values: Tensor,
-    values: Tensor,
-    returns: Tensor,
+    new_values: Real,
+    values: Real,
+    returns: Real,
     *,
     value_clip_range: float | None = None,
     huber_delta: float | None = None,
-) -> Tensor:
+) -> Real:
     """Squared (or Huber) error of the new values against the returns, the worse of clipped and not, `[B, R]`.
 
     With `V_clip = V_old + clamp(V - V_old, -c, c)`: `max(h(V - R), h(V_clip - R))`, where `h(e) = 0.5 e^2`, or with

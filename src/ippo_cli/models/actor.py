@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import selected_logprobs
+from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.packing import read
@@ -27,6 +27,7 @@ class PolicyOutput(NamedTuple):
     entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None when not asked for
     values: Tensor | None  # [b, R] float32 where the policy carries a value head
     final_values: Tensor | None  # [b]
+    full_kl: Tensor | None  # [b, R] float32, KL(policy || reference) over the vocabulary; None without a reference
 
 
 class LogitHead(nn.Module):
@@ -61,9 +62,18 @@ class Policy(nn.Module):
         self._logits = [LogitHead(lm)]  # in a list: its weights belong to `lm` and must not be registered twice
 
     def forward(
-        self, sequences: Sequences, *, temperature: float, chunk_tokens: int, with_entropy: bool = False
+        self,
+        sequences: Sequences,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        with_entropy: bool = False,
+        reference: Policy | None = None,
     ) -> PolicyOutput:
-        """Log-probabilities (and entropies, values) of the own tokens of every row; logits exist by chunks only."""
+        """Log-probabilities (and entropies, values) of the own tokens of every row; logits exist by chunks only.
+
+        With a `reference`, also the exact divergence from it in each state.
+        """
         hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
         own = sequences.response_mask
         chosen, ids = hidden.index_select(0, sequences.state[:, :-1][own]), sequences.response_ids[own]
@@ -77,6 +87,15 @@ class Policy(nn.Module):
             temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy,
         )  # fmt: skip
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+        divergence = None
+        if reference is not None:
+            wanted = reference.own_states(sequences)
+            wanted = torch.cat([wanted, wanted.new_zeros(len(ids) - count, wanted.shape[1])])
+            divergence = full_kl(
+                chosen, self._logits[0], wanted, reference._logits[0], temperature=temperature,
+                chunk_tokens=chunk_tokens,
+            )  # fmt: skip
+            divergence = zeros.masked_scatter(own, divergence[:count])
         values = final_values = None
         if self.value_head is not None:
             values, final_values = split_values(at_states(self.value_head(hidden), sequences.state), sequences)
@@ -85,7 +104,14 @@ class Policy(nn.Module):
             entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),
             values=values,
             final_values=final_values,
+            full_kl=divergence,
         )
+
+    @torch.no_grad()
+    def own_states(self, sequences: Sequences) -> Tensor:
+        """Hidden states `[n, H]` before each of the n own tokens, in the order of the mask."""
+        hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
+        return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
 
 
 def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:

@@ -268,7 +268,7 @@ def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> None:
             model: ValueModel = agent.critic.engine.module
             model.save_pretrained(folder / "critic", state_dict=critic_weights)
             agent.tokenizer.save_pretrained(folder / "critic")
-        else:
+        elif policy.value_head is not None:
             policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
 
 

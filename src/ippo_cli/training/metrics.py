@@ -29,6 +29,12 @@ METRICS: dict[str, str] = {
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before own tokens",
     "<agent>/targets/return": "mean return",
+    "<agent>/targets/advantage_spread": "standard deviation of the advantages over own tokens, as they are trained on",
+    "<agent>/targets/silent_share": "share of responses whose advantages are all 0, such as groups of equal scores",
+    "<agent>/targets/drawn_share": "share of responses drawn at least once; 1 without algorithm.reweight",
+    "<agent>/rollout/effective_sample_share": "(sum w)^2 / (n sum w^2) of the behaviour weights; with filters only",
+    "<agent>/rollout/probability_gap": "mean |p of the policy - p of the sampler| of the tokens; with filters only",
+    "<agent>/score/greedy": "algorithm.advantage=greedy_baseline: mean score of the greedy responses",
     "<agent>/kl/reference": "mean log-ratio (k1) of the sampled tokens to the initial policy",
     "<agent>/kl/reward_coef": "coefficient of the reward's KL term in this iteration",
     "<agent>/policy/learning_rate": "the actor's learning rate in this iteration",
@@ -92,7 +98,6 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     per_token = {
         "rollout/logprob": rollout.logprobs,
         "targets/reward": targets.rewards,
-        "targets/value": targets.values,
         "targets/return": targets.returns,
     }
     if rollout.behavior_logprobs is not rollout.logprobs:
@@ -129,6 +134,35 @@ def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
         "rollout/sampler_gap": total / max(tokens, 1.0),
         "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
     }
+
+
+def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:
+    """One agent's numbers about what its algorithm made of a buffer, over all ranks."""
+    mask = targets.loss_mask
+    sums = {"rows": mask.any(dim=1), "silent": mask.any(dim=1) & (targets.advantages == 0).all(dim=1),
+            "all": torch.ones_like(targets.draws), "drawn": targets.draws > 0, "tokens": mask,
+            "w": targets.weights * mask, "w2": targets.weights.square() * mask,
+            "gap": (rollout.logprobs.exp() - rollout.behavior_logprobs.exp()).abs() * mask,
+            "value": targets.values * mask}  # fmt: skip
+    total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
+    of = dict(zip(sums, total, strict=True))
+    found = {
+        "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5,
+        "targets/silent_share": of["silent"] / max(of["rows"], 1.0),
+        "targets/drawn_share": of["drawn"] / of["all"],
+    }
+    if has_values:
+        found["targets/value"] = of["value"] / max(of["tokens"], 1.0)
+    if rollout.behavior_logprobs is not rollout.logprobs:
+        found["rollout/effective_sample_share"] = of["w"] ** 2 / max(of["tokens"] * of["w2"], 1e-300)
+        found["rollout/probability_gap"] = of["gap"] / max(of["tokens"], 1.0)
+    return found
+
+
+def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
+    """Of the greedy responses that a baseline is made of."""
+    mean, _ = distributed.masked_moments(scores.score.sum(dim=1), scores.valid)
+    return {"score/greedy": float(mean)}
 
 
 def peak_memory_mib() -> float:

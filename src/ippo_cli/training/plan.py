@@ -10,7 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ippo_cli.config.checks import arithmetic
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import ActorConfig, Config, Dtype, JsonlConfig, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import (
+    ActorConfig,
+    Config,
+    CriticKind,
+    Dtype,
+    JsonlConfig,
+    SeparateCriticConfig,
+    TinyActorConfig,
+)
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import tiny_config
 from ippo_cli.rewards.build import build_reward
@@ -113,7 +121,8 @@ def _flops(config: Config, parameters: dict[str, int]) -> float:
     tokens = config.rollout.buffer_size * config.rollout.max_new_tokens
     generated = 2.0 * parameters["actor"] * tokens
     trained = sum(parameters.values()) * 6.0 * tokens * config.algorithm.ppo_epochs
-    valued = 2.0 * parameters.get("critic", parameters["actor"]) * tokens
+    valuing = 0 if config.critic.kind is CriticKind.none else parameters.get("critic", parameters["actor"])
+    valued = 2.0 * valuing * tokens
     return generated + valued + trained
 
 

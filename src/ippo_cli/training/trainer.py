@@ -33,12 +33,19 @@ from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import lock, reserve_folder
-from ippo_cli.training.metrics import peak_memory_mib, prefixed, rollout_metrics, sampler_gap
+from ippo_cli.training.metrics import (
+    greedy_metrics,
+    peak_memory_mib,
+    prefixed,
+    rollout_metrics,
+    sampler_gap,
+    target_metrics,
+)
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure, Leaving
 from ippo_cli.training.update import Clock, update
-from ippo_cli.types import Example, PromptBatch, Rollout
+from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
 
 @dataclass
@@ -111,18 +118,21 @@ class Trainer:
                 sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
             with clock("score"):
                 scores = score(reward, batch, sampled, config.reward)
+        greedy = self._greedy(batch, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
                 rollouts = {name: agents[name].rescored(sampled[name]) for name in agents}
         coefs = algorithm.kl_coefs(agents)
         with clock("targets"):
-            targets = algorithm.targets(agents, rollouts, scores)
+            targets = algorithm.targets(agents, batch, rollouts, scores, greedy)
         with clock("update"):
             stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, now) for name in agents}
         row: dict[str, float] = {"iteration": iteration + 1}
         for name in agents:
             row |= prefixed(name, rollout_metrics(rollouts[name], scores[name], targets[name], coefs[name]))
+            row |= prefixed(name, target_metrics(rollouts[name], targets[name], has_values=agents[name].has_values))
+            row |= prefixed(name, greedy_metrics(*greedy[name]) if algorithm.needs_greedy else {})
             row |= prefixed(name, stats[name])
             if config.rollout.recompute_logprobs:
                 row |= prefixed(name, sampler_gap(sampled[name], rollouts[name]))
@@ -169,6 +179,14 @@ class Trainer:
         if self.departure.agreed():
             raise Leaving
         return rollouts
+
+    def _greedy(self, batch: Mapping[str, PromptBatch], clock: Stopwatch) -> dict[str, tuple[Rollout, Scores]]:
+        """What every agent says at its likeliest to the same prompts, scored in the same way."""
+        with clock("rollout"):
+            rollouts = self._collect(batch, seed=self.config.seed, purpose="", greedy=True)
+        with clock("score"):
+            scores = score(self.reward, batch, rollouts, self.config.reward)
+        return {name: (rollouts[name], scores[name]) for name in rollouts}
 
     def _poll(self, agent: str, done: int, rows: int) -> None:
         self.console.progress(f"{agent} writes", done, rows)
@@ -287,7 +305,10 @@ def build_trainer(
         num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
         chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
     )  # fmt: skip
-    algorithm = Algorithm(config=config.algorithm, response_budget=config.rollout.max_new_tokens)
+    algorithm = Algorithm(
+        config=config.algorithm, response_budget=config.rollout.max_new_tokens,
+        num_generations=config.rollout.num_generations, seed=config.seed,
+    )  # fmt: skip
     state = State(agents=agents, algorithm=algorithm, progress=Progress(), run=run.state, rng=rng_state())
     checkpoints = Checkpoints(folder, config.checkpoint)
     if resumed:

@@ -14,6 +14,7 @@ from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import NonFiniteError
+from ippo_cli.config.schema import TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.models.critic import split_values
@@ -68,14 +69,15 @@ def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorith
         if learner.role != "policy" or clock.iteration >= algorithm.config.critic_warmup:
             with record_function(f"ippo/update/{agent.name} {learner.role}"):
                 stats |= _train(agent, learner, rollout, targets, algorithm, clock)
-    stats["value/explained_variance"] = explained_variance(targets)
+    if agent.has_values:
+        stats["value/explained_variance"] = explained_variance(targets)
     return stats
 
 
 def explained_variance(targets: Targets) -> float:
-    """`1 - Var(returns - values) / Var(returns)` over the trained tokens of all ranks; 0 where returns are constant."""
-    _, residual = distributed.masked_moments(targets.returns - targets.values, targets.loss_mask)
-    _, total = distributed.masked_moments(targets.returns, targets.loss_mask)
+    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks; 0 for constant returns."""
+    _, residual = distributed.masked_moments(targets.returns - targets.values, targets.value_mask)
+    _, total = distributed.masked_moments(targets.returns, targets.value_mask)
     return float(1.0 - residual / total) if float(total) > 0.0 else 0.0
 
 
@@ -134,18 +136,19 @@ def _step(
 
 def _losses(agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, clock: Clock) -> dict[str, Loss]:
     rows = torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device)
-    sequences = compact(micro.rollout, rows, packed=learner.packs, final=False)
     config, budget = algorithm.config, algorithm.response_budget
+    final = config.turn_value is TurnValue.after  # only then is the value after the response trained
+    sequences = compact(micro.rollout, rows, packed=learner.packs, final=final)
     if learner.role == "value":
-        new_values, _ = split_values(learner.engine(sequences), sequences)
-        return {"value": value_objective(new_values, micro, config, budget)}
+        new_values, new_final_values = split_values(learner.engine(sequences), sequences)
+        return {"value": value_objective(new_values, new_final_values, micro, config, budget)}
     output = learner.engine(
-        sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True
-    )
+        sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True,
+        reference=agent.reference if algorithm.full_kl_in_loss else None,
+    )  # fmt: skip
     losses: dict[str, Loss] = {"policy": policy_objective(output, micro, config, budget)}
     if learner.role == "joint":
-        assert output.values is not None
-        losses["value"] = value_objective(output.values, micro, config, budget)
+        losses["value"] = value_objective(output.values, output.final_values, micro, config, budget)
         if clock.iteration < config.critic_warmup:  # the policy's term stays in the graph and moves nothing
             policy = losses["policy"]
             losses["policy"] = Loss(total=0.0 * policy.total, sums=policy.sums, maxima=policy.maxima)
@@ -159,11 +162,14 @@ def _minibatches(learner: Learner, rollout: Rollout, targets: Targets, clock: Cl
     total = int(distributed.all_sum(local))
     mine = share(total, distributed.rank(), distributed.world_size())
     generator = torch.Generator().manual_seed((clock.seed * 1_000_003 + clock.iteration) * 101 + epoch)
-    order = torch.randperm(total, generator=generator).split(learner.mini_batch_size)
+    # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
+    drawn = torch.repeat_interleave(torch.arange(total), distributed.all_gather_rows(targets.draws).cpu())
+    order = drawn[torch.randperm(total, generator=generator)].split(learner.mini_batch_size)
     rows = [part[(part >= mine.start) & (part < mine.stop)] - mine.start for part in order]
     tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
     sequences = torch.stack([targets.loss_mask[part.to(device)].any(dim=1).sum() for part in rows])
-    counts = distributed.all_sum(torch.stack([tokens, sequences])).tolist()
+    values = torch.stack([targets.value_mask[part.to(device)].sum() for part in rows])
+    counts = distributed.all_sum(torch.stack([tokens, sequences, values])).tolist()
     for number, part in enumerate(rows):
         if counts[0][number] == 0:
             continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
@@ -171,6 +177,7 @@ def _minibatches(learner: Learner, rollout: Rollout, targets: Targets, clock: Cl
         batch = Minibatch(
             rollout=Rollout(**take(rollout, picked)), targets=Targets(**take(targets, picked)),
             num_tokens=int(counts[0][number]), num_sequences=int(counts[1][number]),
+            num_values=int(counts[2][number]),
         )  # fmt: skip
         yield batch if len(part) else batch.ignored()
 

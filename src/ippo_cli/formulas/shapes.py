@@ -1,0 +1,24 @@
+"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, H hidden width, V vocabulary.
+
+The letters stand for one size within a call: `Tokens` beside `Rows` have as many rows. Nothing is checked when a run
+trains; the tests import the formulas with a type checker.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+Real = Float[Tensor, "*shape"]  # any shape, the same for all of a call
+Kept = Shaped[Tensor, "*#shape"]  # a mask over it, bool or 0 and 1 of any dtype
+Scalar = Float[Tensor, ""]
+Tokens = Float[Tensor, "B R"]
+Mask = Shaped[Tensor, "B R"]  # bool, or 0 and 1 of any dtype
+TokenMask = Bool[Tensor, "B R"]
+TurnNumbers = Int[Tensor, "B R"]
+Turns = Float[Tensor, "B K"]
+Rows = Float[Tensor, "B"]
+Labels = Int[Tensor, "B"]
+Hidden = Float[Tensor, "*shape H"]
+ReferenceHidden = Float[Tensor, "*shape H2"]
+Ids = Int[Tensor, "*shape"]

@@ -1,0 +1,66 @@
+"""Two real updates of every algorithm with every critic it allows: run as a script, one process per rank.
+
+    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python matrix.py OUT
+
+OUT/cases.pkl holds the configurations. One process group serves all; rank 0 writes what happened to OUT/results.pt.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ippo_cli.cli.exits import leave
+from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Console as Style
+from ippo_cli.engine import distributed
+from ippo_cli.training.console import Console
+from ippo_cli.training.folder import reserve_folder
+from ippo_cli.training.run import Run, RunState
+from ippo_cli.training.signals import Departure
+from ippo_cli.training.trainer import build_trainer, prepare_process
+
+
+def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:
+    """Metrics of two iterations, and which parameters they moved: a value head at zero hides its backbone at first."""
+    folder = distributed.broadcast_object(reserve_folder(root / "runs") if distributed.is_main() else None)
+    trainer = build_trainer(
+        config, folder, Run(folder, config.tracker, RunState()), Console(Style.plain, ["solo"]), Departure(), device,
+        resumed=False,
+    )  # fmt: skip
+    agent = trainer.state.agents["solo"]
+    before = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}
+    rows = []
+    for iteration in range(2):
+        trainer._walk(iteration)
+        rows.append(trainer.state.progress.row)
+    after = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}
+    trainer.free()
+    moved = {
+        f"{role}/{name}": not torch.equal(value, after[role][name])
+        for role, weights in before.items()
+        if weights is not None
+        for name, value in weights.items()
+    }
+    return {"rows": rows, "moved": moved, "critic": config.critic.kind.value}
+
+
+def main(out: Path) -> None:
+    found: dict[str, Config] = pickle.loads((out / "cases.pkl").read_bytes())
+    device = prepare_process(next(iter(found.values())))
+    gc.freeze()  # every engine that is built or destroyed collects garbage, and these libraries are large
+    results = {name: two_updates(config, out, device) for name, config in found.items()}
+    if distributed.is_main():
+        torch.save(results, out / "results.pt")
+    distributed.barrier()
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    leave(0)

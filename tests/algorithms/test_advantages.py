@@ -1,0 +1,145 @@
+"""The table of estimators on hand-worked rows: who is compared with whom, and what an action is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ippo_cli.algorithms.advantages import ADVANTAGES, Estimate, Signal, at_turn_value, turn_values
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
+from ippo_cli.formulas import gae, place_scores
+from ippo_cli.types import Rollout
+
+MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+TURN = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1], [0, 1, 1, 1], [0, 0, -1, -1]])
+SCORE = torch.tensor([1.0, 4.0, 2.0, 0.0])
+VALUES = torch.arange(16.0).reshape(4, 4) / 10 * MASK
+
+
+def algorithm(**changes: Any) -> AlgorithmConfig:
+    """The default algorithm's settings, some of them changed."""
+    return replace(load_config().algorithm, **changes)
+
+
+def signal(**changes: Any) -> Signal:
+    whole = torch.where(MASK, 0, -1)
+    given: dict[str, Any] = {
+        "rewards": place_scores(SCORE[:, None], MASK, whole), "values": VALUES, "mask": MASK, "turn": TURN,
+        "by_turn": False, "group": torch.tensor([7, 3, 7, 3]), "baseline": torch.zeros(4),
+        "valid": torch.ones(4, dtype=torch.bool),
+    }  # fmt: skip
+    return Signal(**given | changes)
+
+
+def estimate(config: AlgorithmConfig, **changes: Any) -> Estimate:
+    return ADVANTAGES[config.advantage](signal(**changes), config)
+
+
+def rows(numbers: list[float]) -> torch.Tensor:
+    return torch.tensor(numbers)[:, None] * MASK
+
+
+def test_every_estimator_of_the_schema_is_in_the_table() -> None:
+    assert set(ADVANTAGES) == set(Advantage)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"advantage": Advantage.group, "scale_by_std": True}, [-(0.5**0.5), 0.5**0.5, 0.5**0.5, -(0.5**0.5)]),
+        ({"advantage": Advantage.group, "scale_by_std": False}, [-0.5, 2.0, 0.5, -2.0]),
+        ({"advantage": Advantage.leave_one_out}, [-1.0, 4.0, 1.0, -4.0]),
+    ],
+)
+def test_a_response_is_judged_against_its_group_on_all_of_its_own_tokens(changes: dict, expected: list) -> None:
+    found = estimate(algorithm(**changes))
+    torch.testing.assert_close(found.advantages, rows(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.returns, rows(SCORE.tolist()))
+    assert found.usable.all()
+
+
+def test_a_row_without_a_score_takes_no_part_and_leaves_nobody_to_compare_with() -> None:
+    config = algorithm(advantage=Advantage.leave_one_out)
+    valid = torch.tensor([False, True, True, True])
+    found = estimate(config, valid=valid)
+    torch.testing.assert_close(found.advantages, rows([0.0, 4.0, 0.0, -4.0]))
+    assert found.usable.tolist() == [False, True, False, True]
+    nobody = estimate(config, valid=torch.zeros(4, dtype=torch.bool))
+    assert not nobody.advantages.any()
+    assert not nobody.usable.any()
+
+
+def test_a_penalty_inside_the_rewards_is_part_of_the_groups_scores() -> None:
+    penalty = torch.full((4, 4), 0.25) * MASK
+    config = algorithm(advantage=Advantage.group, scale_by_std=False)
+    found = estimate(config, rewards=signal().rewards - penalty)
+    shaped = SCORE - 0.25 * MASK.sum(1)
+    expected = [shaped[0] - shaped[[0, 2]].mean(), shaped[1] - shaped[[1, 3]].mean(),
+                shaped[2] - shaped[[0, 2]].mean(), shaped[3] - shaped[[1, 3]].mean()]  # fmt: skip
+    torch.testing.assert_close(found.advantages, rows([float(number) for number in expected]))
+
+
+def test_a_response_is_judged_against_the_greedy_one() -> None:
+    found = estimate(algorithm(advantage=Advantage.greedy_baseline), baseline=torch.tensor([1.0, 1.0, 0.0, 0.5]))
+    torch.testing.assert_close(found.advantages, rows([0.0, 3.0, 2.0, -0.5]))
+
+
+def test_later_rewards_are_discounted_by_token_or_by_turn() -> None:
+    config = algorithm(advantage=Advantage.reward_to_go, gamma=0.5)
+    by_token = estimate(config).advantages
+    torch.testing.assert_close(by_token[0], torch.tensor([0.25, 0.5, 0.0, 1.0]))
+    torch.testing.assert_close(by_token[2], torch.tensor([0.25, 0.5, 1.0, 2.0]))
+    by_turn = estimate(config, by_turn=True).advantages
+    torch.testing.assert_close(by_turn[0], torch.tensor([0.5, 0.5, 0.0, 1.0]))
+    torch.testing.assert_close(by_turn[2], torch.tensor([1.0, 2.0, 2.0, 2.0]))
+
+
+def test_the_critic_may_have_a_lambda_of_its_own() -> None:
+    found = estimate(algorithm(gamma=0.9, gae_lambda=0.5, critic_gae_lambda=1.0))
+    advantages, _ = gae(signal().rewards, VALUES, MASK, gamma=0.9, gae_lambda=0.5)
+    _, returns = gae(signal().rewards, VALUES, MASK, gamma=0.9, gae_lambda=1.0)
+    torch.testing.assert_close(found.advantages, advantages)
+    torch.testing.assert_close(found.returns, returns)
+
+
+@pytest.mark.parametrize(("by_turn", "actions"), [(False, [3, 1, 4, 2]), (True, [2, 1, 2, 1])])
+def test_lambda_may_follow_the_number_of_actions(by_turn: bool, actions: list[int]) -> None:
+    config = algorithm(gae_lambda=None, length_adaptive_alpha=0.5, gamma=1.0, turn_value=TurnValue.first)
+    found = estimate(config, by_turn=by_turn)
+    for row, count in enumerate(actions):
+        fixed = replace(config, length_adaptive_alpha=None, gae_lambda=max(0.0, 1 - 1 / (0.5 * count)))
+        torch.testing.assert_close(found.advantages[row], estimate(fixed, by_turn=by_turn).advantages[row])
+
+
+def rollout(turn: torch.Tensor) -> Rollout:
+    zeros = torch.zeros(4, 4)
+    return Rollout(
+        prompt_ids=torch.ones(4, 1).long(), prompt_mask=torch.ones(4, 1).bool(), response_ids=turn, response_mask=MASK,
+        turn=turn, logprobs=zeros, behavior_logprobs=zeros, finished=torch.ones(4).bool(), texts=["", "", "", ""],
+    )  # fmt: skip
+
+
+def test_a_value_after_the_response_takes_the_place_of_its_last_tokens() -> None:
+    config = algorithm(turn_value=TurnValue.after)
+    final = torch.tensor([5.0, 6.0, 7.0, 8.0])
+    one_turn = rollout(torch.where(MASK, 0, -1))
+    seen = at_turn_value(VALUES, final, one_turn, config)
+    assert seen[0].tolist() == pytest.approx([0.0, 0.1, 0.0, 5.0])
+    torch.testing.assert_close(turn_values(VALUES, final, one_turn, config), rows(final.tolist()))
+    with pytest.raises(ConfigError, match="turn_value=after knows responses of one turn only"):
+        at_turn_value(VALUES, final, rollout(TURN), config)
+
+
+def test_comlrls_advantages_are_scores_less_one_value_per_response() -> None:
+    final, one_turn = torch.tensor([5.0, 6.0, 7.0, 8.0]), rollout(torch.where(MASK, 0, -1))
+    for name, baseline in (("comlrl_iac", VALUES[:, 0]), ("comlrl_ippo", final)):
+        config = load_config([f"algorithm={name}"]).algorithm
+        values = turn_values(VALUES, final, one_turn, config)
+        found = estimate(config, values=values, turn=one_turn.turn, by_turn=True)
+        torch.testing.assert_close(found.advantages, rows((SCORE - baseline).tolist()))
+        torch.testing.assert_close(found.returns, rows(SCORE.tolist()))

@@ -1,0 +1,169 @@
+"""Every algorithm, with every critic that it allows, trains on one rank and on two, and does the same on both."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import SMALL
+
+import ippo_cli
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import config_dir, load_config
+from ippo_cli.config.schema import Config, CriticKind
+
+pytestmark = pytest.mark.slow
+SOURCE = Path(ippo_cli.__file__).parents[1]
+ALGORITHMS = sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml"))
+TINY = (
+    *SMALL, "task=sorting_solo", "rollout.buffer_size=12", "actor.hidden_size=16", "actor.warm_start_steps=1",
+    "task.train_size=24", "rollout.max_new_tokens=5", "rollout.temperature=1.5", "evaluation.every=0",
+    "launch.threads=1", "actor.learning_rate=0.01", "actor.warmup_iterations=0",
+)  # fmt: skip
+# Orthogonal pieces on algorithms that do not have them by themselves.
+PIECES: dict[str, tuple[str, ...]] = {
+    "exact KL in the loss": ("algorithm=ppo", "algorithm.kl.loss.coef=0.1", "algorithm.kl.loss.estimator=full"),
+    "exact KL in the reward": ("algorithm=reinforce_plus_plus", "algorithm.kl.reward.estimator=full",
+                               "algorithm.kl.reward.target=0.01"),
+    "straight-through KL": ("algorithm=grpo", "algorithm.kl.loss.estimator=k1+"),
+    "token weights": ("algorithm=ppo", "rollout.top_p=0.8", "algorithm.behavior_correction.level=token",
+                      "algorithm.behavior_correction.cap=2.0"),
+    "sequence weights in a band": ("algorithm=grpo", "rollout.top_k=4", "algorithm.behavior_correction.level=sequence",
+                                   "algorithm.behavior_correction.band_low=0.01",
+                                   "algorithm.behavior_correction.band_high=2.0"),
+    "GSPO": ("algorithm=grpo", "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"),
+    "adaptive lambda": ("algorithm=ppo", "algorithm.gae_lambda=null", "algorithm.length_adaptive_alpha=0.5",
+                        "algorithm.critic_gae_lambda=1.0", "algorithm.dual_clip=3.0"),
+    "rewards to go by turn": ("algorithm=reinforce_plus_plus", "algorithm.credit=turn", "algorithm.gamma=0.9"),
+    "automatic credit": ("algorithm=turn_ppo", "algorithm.credit=auto", "algorithm.turn_value=mean"),
+    "extremes only": ("algorithm=grpo", "algorithm.reweight.method=max_min"),
+    "truncation masked": ("algorithm=rloo", "algorithm.truncation=mask"),
+    "truncation penalised": ("algorithm=remax", "algorithm.truncation=penalty", "algorithm.truncation_penalty=0.5"),
+    "bootstrap at turns": ("algorithm=turn_ppo", "critic=value_head", "algorithm.truncation=bootstrap"),
+}  # fmt: skip
+# Known before anything is updated, so that ranks may differ by rounding alone.
+BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/")
+
+
+def cases(root: Path) -> dict[str, Config]:
+    """Name -> configuration: each algorithm with the critics that it has a use for, and the pieces."""
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name in ALGORITHMS:
+        free = load_config([f"algorithm={name}"]).critic.kind is CriticKind.none
+        for critic in ("none",) if free else ("separate", "value_head"):
+            wanted[f"{name} {critic}"] = (f"algorithm={name}", f"critic={critic}")
+    found = {
+        name: load_config([*TINY, f"output_dir={root}", *overrides]) for name, overrides in (wanted | PIECES).items()
+    }
+    for config in found.values():
+        if config.algorithm.mini_batch_size is not None:
+            config.algorithm.mini_batch_size = 6
+        if config.rollout.num_generations > 1:
+            config.rollout.num_generations = 4  # the second of three groups lies on both of two ranks
+        check(config, 2)
+    return found
+
+
+def ranks(world_size: int, out: Path) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("matrix.py")), str(out)]
+    with open(out / "printed", "wb") as printed:
+        return [
+            subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                             stdout=printed, stderr=subprocess.STDOUT)
+            for rank in range(world_size)
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """World size -> case -> metrics of two iterations, and what moved."""
+    folders = {size: tmp_path_factory.mktemp(f"world{size}") for size in (1, 2)}
+    configs = pickle.dumps(cases(folders[1]))
+    for size, folder in folders.items():
+        (folder / "cases.pkl").write_bytes(configs)
+        children = ranks(size, folder)
+        try:
+            for child in children:
+                child.wait(timeout=200)
+        finally:
+            for child in children:
+                child.kill()
+        assert (folder / "results.pt").exists(), (folder / "printed").read_text(errors="replace")[-4000:]
+    return {size: torch.load(folder / "results.pt", weights_only=False) for size, folder in folders.items()}
+
+
+@pytest.fixture(params=(1, 2), ids=("1 rank", "2 ranks"))
+def results(worlds: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -> dict[str, Any]:
+    return worlds[request.param]
+
+
+def test_every_algorithm_is_there(results: dict[str, Any]) -> None:
+    free = {case.split()[0] for case, found in results.items() if found["critic"] == "none" and case not in PIECES}
+    assert free == {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"}
+    assert len(results) == len(free) + 2 * (len(ALGORITHMS) - len(free)) + len(PIECES)
+
+
+def test_every_parameter_moves(results: dict[str, Any]) -> None:
+    for case, found in results.items():
+        assert found["moved"]
+        assert all(found["moved"].values()), (case, [name for name, moved in found["moved"].items() if not moved])
+
+
+def test_metrics_are_finite_and_name_values_only_where_there_are_any(results: dict[str, Any]) -> None:
+    for case, found in results.items():
+        for row in found["rows"]:
+            assert all(math.isfinite(value) for value in row.values()), case
+            assert ("solo/value/loss" in row) == ("solo/targets/value" in row) == (found["critic"] != "none"), case
+
+
+def test_the_ratio_is_one_before_the_first_step_of_an_iteration(results: dict[str, Any]) -> None:
+    for case, found in results.items():
+        for row in found["rows"]:
+            assert row["solo/policy/ratio_first_step_deviation"] < 1e-4, case
+
+
+def test_two_ranks_score_and_judge_a_buffer_as_one_does(worlds: dict[int, dict[str, Any]]) -> None:
+    assert worlds[1].keys() == worlds[2].keys()
+    for case, one in worlds[1].items():
+        for key, value in one["rows"][0].items():
+            if key.removeprefix("solo/").startswith(BEFORE_THE_UPDATE):
+                assert worlds[2][case]["rows"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-5), (case, key)
+
+
+def test_two_ranks_take_the_step_that_one_takes(worlds: dict[int, dict[str, Any]]) -> None:
+    compared = 0
+    for case, one in worlds[1].items():
+        row, other = one["rows"][0], worlds[2][case]["rows"][0]
+        if row.get("solo/policy/steps", row.get("solo/joint/steps")) == 1:
+            compared += 1
+            for key in row:
+                if key.startswith(("solo/policy/", "solo/value/", "solo/joint/")):
+                    assert other[key] == pytest.approx(row[key], rel=1e-3, abs=1e-5), (case, key)
+    assert compared >= 6
+
+
+def test_what_pieces_do_shows_in_their_numbers(results: dict[str, Any]) -> None:
+    first = {case: found["rows"][0] for case, found in results.items()}
+    assert first["pf_ppo separate"]["solo/targets/drawn_share"] < 1.0
+    assert first["ppo separate"]["solo/targets/drawn_share"] == 1.0
+    assert first["sequence weights in a band"]["solo/rollout/effective_sample_share"] < 0.9
+    assert first["token weights"]["solo/rollout/probability_gap"] > 0.0
+    assert "solo/score/greedy" in first["remax none"]
+    assert "solo/score/greedy" not in first["rloo none"]
+    assert first["truncation masked"]["solo/rollout/truncated_share"] > 0.0
+    second = results["exact KL in the reward"]["rows"][1]
+    assert second["solo/kl/reward_coef"] != first["exact KL in the reward"]["solo/kl/reward_coef"]
+    assert results["exact KL in the loss"]["rows"][1]["solo/policy/kl_loss"] > 1e-6

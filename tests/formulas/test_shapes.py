@@ -1,0 +1,52 @@
+"""A tensor of the wrong shape or kind is refused where the tests call the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import nn
+
+from ippo_cli import formulas
+
+X, MASK, TURN = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long)
+WIDE, ROWS, LABELS = torch.ones(2, 4), torch.ones(2), torch.zeros(2, dtype=torch.long)
+HEAD = nn.Linear(5, 7)
+CLIP = {"clip_range_low": 0.2, "clip_range_high": 0.2}
+GAE = {"gamma": 1.0, "gae_lambda": 1.0}
+CHUNKS = {"temperature": 1.0, "chunk_tokens": 4}
+COUNTS = {"mode": "token-mean", "num_tokens": 6, "num_sequences": 2}
+
+WRONG: dict[str, Callable[[], object]] = {
+    "masked_sum": lambda: formulas.masked_sum(X, MASK[:, :2]),
+    "masked_mean": lambda: formulas.masked_mean(X, MASK[:, :2]),
+    "masked_var": lambda: formulas.masked_var(X, torch.ones(3, 3)),
+    "masked_whiten": lambda: formulas.masked_whiten(X, MASK[:, :2]),
+    "gae": lambda: formulas.gae(X, WIDE, MASK, **GAE),
+    "turn_gae": lambda: formulas.turn_gae(X, X, MASK, TURN.float(), turn_value="first", **GAE),
+    "pool_values": lambda: formulas.pool_values(ROWS, MASK, TURN, turn_value="first"),
+    "turn_ends": lambda: formulas.turn_ends(MASK, TURN[:1]),
+    "reward_to_go": lambda: formulas.reward_to_go(X, WIDE > 0, gamma=1.0),
+    "place_scores": lambda: formulas.place_scores(ROWS, MASK, TURN),
+    "group_normalized": lambda: formulas.group_normalized(X, LABELS),
+    "leave_one_out": lambda: formulas.leave_one_out(ROWS, ROWS),
+    "on_policy_loss": lambda: formulas.on_policy_loss(X, WIDE),
+    "pool_logratio": lambda: formulas.pool_logratio(X, WIDE, MASK, TURN, level="turn", pooling="sum"),
+    "clipped_policy_loss": lambda: formulas.clipped_policy_loss(X, X, ROWS, **CLIP),
+    "behavior_weights": lambda: formulas.behavior_weights(X, X, WIDE, level="token", cap=2.0),
+    "value_loss": lambda: formulas.value_loss(X, X, ROWS[:, None]),
+    "kl_estimate": lambda: formulas.kl_estimate(X, WIDE, estimator="k1"),
+    "full_kl": lambda: formulas.full_kl(torch.ones(2, 5), HEAD, torch.ones(3, 5), HEAD, **CHUNKS),
+    "selected_logprobs": lambda: formulas.selected_logprobs(torch.ones(2, 5), HEAD, TURN, **CHUNKS),
+    "aggregate": lambda: formulas.aggregate(X, WIDE, **COUNTS),
+    "adaptive_kl_step": lambda: formulas.adaptive_kl_step(0.1, X, target=1.0, horizon=10.0, num_samples=1),
+    "reweight": lambda: formulas.reweight(X, method="pow", power=1.0, generator=None),
+}
+
+
+@pytest.mark.parametrize("name", formulas.__all__)
+def test_every_formula_refuses_a_shape_that_does_not_fit(name: str) -> None:
+    with pytest.raises(TypeCheckError):
+        WRONG[name]()
