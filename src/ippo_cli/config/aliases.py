@@ -185,7 +185,8 @@ RUNS: dict[str, tuple[tuple[str, str], ...]] = {
     "CoMLRL": (
         ("`IPPOTrainer` of 1.2.6 with its defaults",
          "ippo-train algorithm=comlrl_ippo rollout.buffer_size=8 algorithm.mini_batch_size=4 rollout.temperature=0.6 "
-         "rollout.top_p=0.6 rollout.top_k=50 rollout.max_new_tokens=128 num_iterations=null num_epochs=8"),
+         "rollout.top_p=0.6 rollout.top_k=50 rollout.max_new_tokens=128 num_iterations=null num_epochs=8 "
+         "actor.learning_rate=1e-6 critic.learning_rate=1e-6 actor.max_grad_norm=0.5 critic.max_grad_norm=0.5"),
         ("`IACTrainer` of 1.4.3, one turn, actor and critic in one model",
          "ippo-train algorithm=comlrl_iac critic=value_head algorithm.value_clip_range=0.2 rollout.buffer_size=8"),
         ("either, with the gradient that its documentation states", "ippo-train algorithm=ippo"),

@@ -1,0 +1,94 @@
+"""What a micro-batch's loss is made of, on hand-worked numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ippo_cli.algorithms.losses import policy_objective, value_objective
+from ippo_cli.config.load import load_config
+from ippo_cli.models.actor import PolicyOutput
+from ippo_cli.types import Minibatch, Rollout, Targets
+
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
+ENDS = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
+OLD = torch.tensor([[-1.0, -2.0, -0.5, 0.0], [-3.0, 0.0, 0.0, 0.0]])
+ADVANTAGE = torch.tensor([2.0, -1.0])[:, None] * MASK
+RETURN = torch.tensor([1.0, 3.0])[:, None] * MASK
+
+
+def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = None, by_turn: bool) -> Minibatch:
+    turn, zeros = torch.where(MASK, 0, -1), torch.zeros(2, 4)
+    rollout = Rollout(
+        prompt_ids=torch.ones(2, 1).long(), prompt_mask=torch.ones(2, 1).bool(), response_ids=turn.clamp(min=0),
+        response_mask=MASK, turn=turn, logprobs=OLD, behavior_logprobs=OLD, finished=torch.ones(2).bool(),
+        texts=["", ""],
+    )  # fmt: skip
+    targets = Targets(
+        rewards=zeros, values=zeros if values is None else values, final_values=torch.zeros(2), ref_logprobs=OLD,
+        advantages=ADVANTAGE, returns=RETURN, loss_mask=MASK, value_mask=ENDS if by_turn else MASK,
+        weights=MASK.float() if weights is None else weights, draws=torch.ones(2).long(),
+    )  # fmt: skip
+    return Minibatch(rollout=rollout, targets=targets, num_tokens=4, num_sequences=2, num_values=2 if by_turn else 4)
+
+
+def said(logprobs: torch.Tensor, full_kl: torch.Tensor | None = None) -> PolicyOutput:
+    return PolicyOutput(logprobs, torch.zeros(2, 4), None, None, full_kl)
+
+
+def test_comlrls_policy_loss_is_the_mean_over_responses_of_log_prob_times_advantage() -> None:
+    config = load_config(["algorithm=comlrl_iac"]).algorithm
+    new = OLD.clone().requires_grad_()
+    loss = policy_objective(said(new), batch(by_turn=True), config, 4)
+    assert loss.total.item() == pytest.approx(-(2.0 * -3.5 + -1.0 * -3.0) / 2)
+    loss.total.backward()
+    torch.testing.assert_close(new.grad, -ADVANTAGE / 2)
+
+
+@pytest.mark.parametrize(("name", "seen"), [("comlrl_iac", [0.25, 0.5]), ("comlrl_ippo", [5.0, 6.0])])
+def test_comlrls_value_loss_has_one_term_per_response(name: str, seen: list[float]) -> None:
+    config = load_config([f"algorithm={name}"]).algorithm
+    values = torch.tensor([[0.25, 9.0, 9.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
+    loss = value_objective(values, torch.tensor([5.0, 6.0]), batch(by_turn=True), config, 4)
+    squares = (seen[0] - 1.0) ** 2 + (seen[1] - 3.0) ** 2
+    coef = {"comlrl_iac": 0.6, "comlrl_ippo": 0.25}[name]  # of the square itself
+    assert loss.total.item() == pytest.approx(coef * squares / 2)
+    assert loss.sums["loss"].item() / 4 == pytest.approx(0.5 * squares / 2)  # logged per value
+
+
+def test_with_automatic_credit_tokens_have_values_of_their_own_where_there_is_one_turn_each() -> None:
+    config = load_config(["algorithm=turn_ppo", "algorithm.credit=auto"]).algorithm
+    values = torch.tensor([[0.25, 2.0, 4.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
+    config = replace(config, value_clip_range=None)
+    loss = value_objective(values, torch.zeros(2), batch(by_turn=False), config, 4)
+    squares = 0.75**2 + 1.0**2 + 3.0**2 + 2.5**2
+    assert loss.total.item() == pytest.approx(0.5 * 0.5 * squares / 4)
+
+
+def test_the_value_loss_is_hubers_beyond_delta() -> None:
+    config = replace(load_config(["algorithm=actor_critic"]).algorithm, huber_delta=0.5, value_clip_range=None)
+    loss = value_objective(torch.zeros(2, 4), torch.zeros(2), batch(by_turn=False), config, 4)
+    assert loss.total.item() == pytest.approx(0.5 * (3 * 0.5 * (1 - 0.25) + 0.5 * (3 - 0.25)) / 4)
+
+
+def test_behaviour_weights_multiply_the_policy_term_alone() -> None:
+    config = load_config(["algorithm=ppo", "algorithm.kl.loss.coef=0.5", "algorithm.kl.loss.estimator=full"]).algorithm
+    weights = torch.tensor([[2.0, 0.0, 1.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
+    divergence = torch.full((2, 4), 0.125) * MASK
+    loss = policy_objective(said(OLD, divergence), batch(weights=weights, by_turn=False), config, 4)
+    assert loss.total.item() == pytest.approx((-2.0 * 3.0 + 1.0 * 0.5) / 4 + 0.5 * 0.125)
+    assert loss.sums["kl_loss"].item() == pytest.approx(4 * 0.125)
+
+
+def test_a_ratio_of_the_sequence_clips_all_of_its_tokens_together() -> None:
+    keys = ["algorithm=grpo", "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"]
+    config = replace(load_config(keys).algorithm, loss_aggregation="token-mean")
+    config.kl.loss.coef = 0.0
+    new = OLD + torch.tensor([[0.9, 0.0, 0.0, 0.0], [0.1, 0.0, 0.0, 0.0]])
+    loss = policy_objective(said(new), batch(by_turn=False), config, 4)
+    second = torch.tensor(0.1).exp().item()
+    assert loss.total.item() == pytest.approx((-2.0 * 3 * 1.2 + second) / 4)  # exp(.3) is beyond 1.2
+    assert loss.sums["clip_fraction"].item() == 3
+    assert loss.sums["ratio"].item() == pytest.approx(3 * torch.tensor(0.3).exp().item() + second)
