@@ -25,7 +25,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 @cache
 def composed(choices: tuple[str, ...]) -> dict[str, Any]:
     needed = [text for choice in choices for text in NEEDS.get(choice, ())]
-    return resolve(compose_node([*choices, *needed]))
+    return resolve(compose_node([*needed, *choices]))
 
 
 def set_leaf(plain: dict[str, Any], key: str, value: Any) -> None:
