@@ -4,8 +4,9 @@
     python scripts/bench/algorithms.py --algorithms ippo ppo/value_head --tasks probe_grid --seeds 0 1 --jobs 2
     python scripts/bench/algorithms.py --quick --output /tmp/try --docs /tmp/try     three iterations of each
 
-Every run is a process of its own (`ippo-train`). What is finished in the output folder with the same overrides is not
-run again. Writes `results.json` there; into the documents' folder the table of `algorithms.md`, and the curves.
+Every run is a process of its own (`ippo-train`). What is finished in the output folder with the same configuration is
+not run again; remove it there when the code has changed. Writes `results.json` there; into the documents' folder the
+table of `algorithms.md`, and the curves.
 An algorithm is named by its file in `conf/algorithm/`, with the critic of its preset, or as `algorithm/critic`.
 """
 
@@ -20,14 +21,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 from learning import Outcome, outcome, tables, write_between
 
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import config_dir, load_config
+from ippo_cli.config.load import config_dir, from_yaml, load_config
+from ippo_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS: dict[str, tuple[str, ...]] = {
@@ -72,20 +73,17 @@ class Job:
     task: str
     variant: str  # algorithm/critic
     seed: int
-    overrides: tuple[str, ...]  # all but where it writes
-
-    @property
-    def name(self) -> str:
-        return f"{self.task}-{self.variant.replace('/', '-')}-{self.seed}"
+    overrides: tuple[str, ...]
+    config: Config  # what they give; composed before threads start, as Hydra knows one composition at a time
 
 
 def main() -> int:
     given = _arguments()
     given.output.mkdir(parents=True, exist_ok=True)
     variants = _variants(given.algorithms, given.critics)
-    jobs = [_job(task, name, seed, given.quick) for task in given.tasks for name in variants for seed in given.seeds]
+    jobs = [_job(task, name, seed, given) for task in given.tasks for name in variants for seed in given.seeds]
     with ThreadPoolExecutor(given.jobs) as pool:
-        outcomes = list(pool.map(partial(_run, root=given.output / "runs"), jobs))
+        outcomes = list(pool.map(_run, jobs))
     results = [asdict(result) for result in outcomes]
     (given.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     done = [result for result in outcomes if result.error is None]
@@ -138,42 +136,43 @@ def _works(variant: str) -> bool:
     return True
 
 
-def _job(task: str, variant: str, seed: int, quick: bool) -> Job:
+def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
     """Raises `ConfigError` for what cannot run, before anything does."""
     algorithm, critic = variant.split("/")
     overrides = [*TASKS[task], f"algorithm={algorithm}", f"critic={critic}", f"seed={seed}", *EVERY_RUN]
     for adjustment in ADJUSTMENTS:
         if fnmatchcase(variant, adjustment.variant) and fnmatchcase(task, adjustment.task):
             overrides += adjustment.overrides
-    job = Job(task=task, variant=variant, seed=seed, overrides=(*overrides, *(QUICK if quick else ())))
-    check(load_config(job.overrides), 1)
-    return job
+    name = f"name={task}-{variant.replace('/', '-')}-{seed}"
+    overrides += [*(QUICK if given.quick else ()), name, f"output_dir={given.output / 'runs'}"]
+    config = load_config(overrides)
+    check(config, 1)
+    return Job(task=task, variant=variant, seed=seed, overrides=tuple(overrides), config=config)
 
 
-def _run(job: Job, root: Path) -> Outcome:
-    """The outcome of a job, trained now unless its folder has a finished run of the same overrides."""
-    overrides = [*job.overrides, f"name={job.name}", f"output_dir={root}"]
-    found = _finished(root / job.name, overrides)
+def _run(job: Job) -> Outcome:
+    """The outcome of a job, trained now unless its folder has a finished run of it."""
+    found = _finished(job.config)
     if found is None:
         ended = subprocess.run(
-            [sys.executable, "-m", "ippo_cli.cli.train", *overrides],
+            [sys.executable, "-m", "ippo_cli.cli.train", *job.overrides],
             env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         )  # fmt: skip
-        found = _finished(root / job.name, overrides)
+        found = _finished(job.config)
         if found is None:
             said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
             error = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
-            print(f"{job.name}: {error}", file=sys.stderr, flush=True)
+            print(f"{job.config.name}: {error}", file=sys.stderr, flush=True)
             return Outcome(task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides, error=error)
     result = outcome(found, task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides)
-    print(f"{job.name}: {result.first:.3f} -> {result.last:.3f} in {result.wall_seconds:.0f} s", flush=True)
+    print(f"{job.config.name}: {result.first:.3f} -> {result.last:.3f} in {result.wall_seconds:.0f} s", flush=True)
     return result
 
 
-def _finished(folder: Path, overrides: Sequence[str]) -> Path | None:
-    for file in sorted(folder.glob("*/run.json"), reverse=True):
-        same = json.loads((file.parent / "overrides.json").read_text()) == list(overrides)
-        if same and json.loads(file.read_text())["state"] == "done":
+def _finished(config: Config) -> Path | None:
+    """The newest finished run of this very configuration: values in `conf/` change without any override."""
+    for file in sorted((Path(config.output_dir) / config.name).glob("*/run.json"), reverse=True):
+        if json.loads(file.read_text())["state"] == "done" and from_yaml(file.parent / "config.yaml") == config:
             return file.parent
     return None
 

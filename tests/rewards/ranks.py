@@ -19,7 +19,14 @@ RANK = int(os.environ["RANK"])
 
 def settings(**changes: Any) -> FunctionRewardConfig:
     values = {"team_weight": 1.0, "agent_weight": 0.0, "processor": [Processor.zscore], "scale": 1.0, "shift": 0.0}
-    values |= {"clip_low": -1.0, "clip_high": 1.0, "norm_eps": 1e-3, "failure_budget": 1.0, "overlap_rows": 0, "function": None}
+    values |= {
+        "clip_low": -1.0,
+        "clip_high": 1.0,
+        "norm_eps": 1e-3,
+        "failure_budget": 1.0,
+        "overlap_rows": 0,
+        "function": None,
+    }
     return FunctionRewardConfig(kind=RewardKind.function, **{**values, **changes})  # type: ignore[arg-type]
 
 
