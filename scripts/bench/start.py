@@ -1,0 +1,56 @@
+"""Seconds from typing a command to its first sign of work: `--help`, and the embedded job until its first iteration.
+
+    python scripts/bench/start.py --repeat 3
+
+Prints JSON. The embedded model's warm start is made once before anything is timed, as it is cached between runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TRAIN = [sys.executable, "-m", "ippo_cli.cli.train"]
+# The first iteration begins where the evaluation of untrained agents has been shown.
+FIRST_ITERATION = "evaluation after iteration 0"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3)
+    repeat = parser.parse_args().repeat
+    with tempfile.TemporaryDirectory() as folder:
+        job = [*TRAIN, "num_iterations=1", f"output_dir={folder}", "tracker.console=plain"]
+        seconds_until(job, FIRST_ITERATION, Path(folder))
+        found = {
+            "help": [seconds_until([*TRAIN, "--help"], "ippo-train", Path(folder)) for _ in range(repeat)],
+            "first line": [seconds_until(job, "ippo-train: ", Path(folder)) for _ in range(repeat)],
+            "first iteration": [seconds_until(job, FIRST_ITERATION, Path(folder)) for _ in range(repeat)],
+        }
+    print(json.dumps({name: {"median": round(statistics.median(values), 2), "all": [round(v, 2) for v in values]}
+                      for name, values in found.items()}, indent=2))  # fmt: skip
+
+
+def seconds_until(command: list[str], text: str, folder: Path) -> float:
+    """From the start of a command to the line that begins with `text`; the command is then left to end."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(text):
+                spent = time.perf_counter() - began
+                process.stdout.read()
+                break
+        else:
+            raise SystemExit(f"{' '.join(command)} never said {text!r}")
+    return spent
+
+
+if __name__ == "__main__":
+    main()
