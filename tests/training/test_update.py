@@ -119,7 +119,11 @@ def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(t
 @pytest.mark.slow
 def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
     """The ratio is then exactly 1 before the first step, and the sampler's own numbers are close and apart."""
-    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.recompute_logprobs=true")
+    row, _ = one_iteration(
+        tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.recompute_logprobs=true",
+        "algorithm.behavior_correction.level=token",
+    )  # fmt: skip
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
+        assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)

@@ -359,10 +359,11 @@ def _check_rows(config: Config) -> None:
                           "set algorithm.credit=turn algorithm.value_unit=turn")  # fmt: skip
     filters = (rollout.top_p < 1, rollout.top_k > 0, rollout.min_p > 0, rollout.repetition_penalty != 1,
                rollout.min_new_tokens > 0)  # fmt: skip
-    if correction.level is not WeightLevel.none and not any(filters):
+    if correction.level is not WeightLevel.none and not any(filters) and not rollout.recompute_logprobs:
         raise ConfigError(f"algorithm.behavior_correction.level={correction.level.value}",
                           f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
-                          "use none, or set one of rollout.top_p top_k min_p repetition_penalty")  # fmt: skip
+                          "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p "
+                          "repetition_penalty")  # fmt: skip
     low, high = correction.band_low, correction.band_high
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
         raise ConfigError(f"algorithm.behavior_correction.band_low={low} band_high={high}", "are no interval",
