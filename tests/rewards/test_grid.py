@@ -35,8 +35,8 @@ def test_a_walk_scores_by_where_it_ends_less_its_detours(
 
 
 def test_agents_move_by_turns() -> None:
-    # Against the wall below, u d u is one step up; d d u u would be two.
-    taken = GridReward(0.0)([{"size": 3, "start": "a1", "goal": "a3"}], {"one": ["ud"], "other": ["du"]})
+    # d u d u against the wall below is one step up in the end; d d u u would be two.
+    taken = GridReward(0.0)([{"size": 3, "start": "a1", "goal": "a3"}], {"one": ["dd"], "other": ["uu"]})
     assert taken.team == pytest.approx([0.5])
 
 
