@@ -103,10 +103,9 @@ def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths: list[in
 
 
 def test_batches_are_not_smaller_than_they_need_be() -> None:
-    assert [batch.tolist() for batch in token_budget_batches(torch.tensor([2, 9, 2, 8, 2]), 18, packed=False)] == [
-        [1, 3],
-        [0, 2, 4],
-    ]
+    lengths = torch.tensor([2, 9, 2, 8, 2])
+    assert [batch.tolist() for batch in token_budget_batches(lengths, 18, packed=False)] == [[1, 3], [0, 2, 4]]
+    assert [batch.tolist() for batch in token_budget_batches(lengths, 19, packed=True)] == [[1, 3, 0], [2, 4]]
     assert len(token_budget_batches(torch.tensor([5] * 8), 20, packed=False)) == 2
     assert len(token_budget_batches(torch.tensor([30, 1]), 20, packed=False)) == 2, "a row above the budget goes alone"
 
