@@ -72,6 +72,19 @@ def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_pat
 
 
 @pytest.mark.slow
+def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path):
+    with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
+        rollouts, _, targets = corridor(trainer)
+    for name, found in targets.items():
+        lengths = rollouts[name].lengths
+        assert len(set(lengths.tolist())) > 1, "the test needs responses of different lengths"
+        by_turn = found.advantages[torch.arange(len(lengths)), lengths - 1].double()
+        assert abs(float(by_turn.mean())) < 1e-6
+        assert float(by_turn.std()) == pytest.approx(1.0, abs=1e-4)
+        assert abs(float(found.advantages[found.loss_mask].mean())) > 1e-3, "tokens count their turn more than once"
+
+
+@pytest.mark.slow
 def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_the_next(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=0.001", "algorithm.kl.reward.horizon=100"]
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
