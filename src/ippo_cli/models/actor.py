@@ -76,7 +76,7 @@ class Policy(nn.Module):
         """
         hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
         own = sequences.response_mask
-        chosen, ids = hidden.index_select(0, sequences.state[:, :-1][own]), sequences.response_ids[own]
+        chosen, ids = _before_own(hidden, sequences), sequences.response_ids[own]
         count = len(ids)
         if self.in_step:
             missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
@@ -111,7 +111,11 @@ class Policy(nn.Module):
     def own_states(self, sequences: Sequences) -> Tensor:
         """Hidden states `[n, H]` before each of the n own tokens, in the order of the mask."""
         hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
-        return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
+        return _before_own(hidden, sequences)
+
+
+def _before_own(hidden: Tensor, sequences: Sequences) -> Tensor:
+    return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
 
 
 def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:

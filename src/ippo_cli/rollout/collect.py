@@ -12,12 +12,12 @@ from ippo_cli.agents.agent import Speaker
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.config.schema import Gather, RolloutConfig
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.early import Said
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import PromptBatch, Rollout
 
 Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
-Said = Callable[[str, list[int], list[str]], None]  # agent, rows that it has finished, their texts
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:
