@@ -146,6 +146,7 @@ class Algorithm:
         else:
             kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
         if settings.target is not None:
+            assert settings.horizon is not None
             rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
             total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
             self.kl_coef[agent.name] = float(

@@ -220,7 +220,8 @@ RUNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("`--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --use_kl_loss --kl_estimator k2`",
          "ippo-train algorithm=reinforce_plus_plus_baseline rollout.num_generations=8"),
         ("`--advantage_estimator gae --kl_target 6 --kl_horizon 10000`",
-         "ippo-train algorithm=ppo algorithm.kl.reward.coef=0.01 algorithm.kl.reward.target=6"),
+         "ippo-train algorithm=ppo algorithm.kl.reward.coef=0.01 algorithm.kl.reward.target=6 "
+         "algorithm.kl.reward.horizon=10000"),
     ),
 }  # fmt: skip
 

@@ -245,9 +245,9 @@ def _check_rollout(config: Config, world_size: int) -> None:
 def _check_algorithm(config: Config) -> None:
     _check_steps(config)
     _check_critic(config)
+    _check_kl(config.algorithm.kl)
     _check_pieces(config)
     _check_rows(config)
-    _check_kl(config.algorithm.kl)
 
 
 def _check_steps(config: Config) -> None:
@@ -318,6 +318,7 @@ def pieces(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | No
     unpenalised = None if algorithm.truncation is Truncation.penalty else f"truncation={algorithm.truncation.value}"
     method, level = algorithm.reweight.method, algorithm.behavior_correction.level
     unpowered = None if method is Reweight.pow else f"reweight.method={method.value} takes no power"
+    unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("credit", Credit.token, scored, None), ("turn_value", None, turned, "first"),
@@ -330,7 +331,8 @@ def pieces(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | No
         ("value_clip_range", None, valued, None), ("huber_delta", None, valued, None),
         ("critic_warmup", 0, valued, None), ("allow_off_policy_steps", False, plain, None),
         ("target_kl", None, single, None), ("truncation_penalty", None, unpenalised, "a positive number"),
-        ("reweight.power", None, unpowered, "2.0"), ("behavior_correction.cap", None, uncorrected, None),
+        ("kl.reward.horizon", None, unadapted, "10000"), ("reweight.power", None, unpowered, "2.0"),
+        ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
     ]  # fmt: skip

@@ -329,7 +329,7 @@ class KlRewardConfig:
     coef: float  # coefficient; 0 switches it off
     estimator: str  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
     target: float | None  # adapt the coefficient towards this KL per token; null = fixed
-    horizon: int  # time scale of the adaptation, in samples
+    horizon: int | None  # time scale of the adaptation, in samples; null without a target
 
 
 @dataclass
