@@ -31,8 +31,10 @@ TINY = (
 # Orthogonal pieces on algorithms that do not have them by themselves.
 PIECES: dict[str, tuple[str, ...]] = {
     "exact KL in the loss": ("algorithm=ppo", "algorithm.kl.loss.coef=0.1", "algorithm.kl.loss.estimator=full"),
+    "exact KL of split weights": ("algorithm=ippo", "deepspeed=zero3", "algorithm.kl.loss.coef=0.1",
+                                  "algorithm.kl.loss.estimator=full"),
     "exact KL in the reward": ("algorithm=reinforce_plus_plus", "algorithm.kl.reward.estimator=full",
-                               "algorithm.kl.reward.target=0.01"),
+                               "algorithm.kl.reward.target=0.01", "algorithm.kl.reward.horizon=10000"),
     "straight-through KL": ("algorithm=grpo", "algorithm.kl.loss.estimator=k1+"),
     "token weights": ("algorithm=ppo", "rollout.top_p=0.8", "algorithm.behavior_correction.level=token",
                       "algorithm.behavior_correction.cap=2.0"),
@@ -167,3 +169,11 @@ def test_what_pieces_do_shows_in_their_numbers(results: dict[str, Any]) -> None:
     second = results["exact KL in the reward"]["rows"][1]
     assert second["solo/kl/reward_coef"] != first["exact KL in the reward"]["solo/kl/reward_coef"]
     assert results["exact KL in the loss"]["rows"][1]["solo/policy/kl_loss"] > 1e-6
+
+
+def test_ranks_that_split_the_weights_find_the_exact_divergence_that_one_rank_finds(
+    worlds: dict[int, dict[str, Any]],
+) -> None:
+    one, two = (worlds[size]["exact KL of split weights"]["rows"][1]["solo/policy/kl_loss"] for size in (1, 2))
+    assert one > 1e-6
+    assert two == pytest.approx(one, rel=1e-2)
