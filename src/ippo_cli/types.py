@@ -95,6 +95,7 @@ class Scores:
     """What the reward thought of one agent's rows, after mixing team and own numbers and the processor chain."""
 
     score: Tensor  # [B, K] float32, by turn
+    raw: Tensor  # [B, K] float32: before the processor chain; the same tensor where there is none
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
     valid: Tensor  # [B] bool: False where the reward failed; such rows are never trained on
 

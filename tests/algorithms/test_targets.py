@@ -19,7 +19,7 @@ def corridor(trainer):
     config = trainer.config
     batch = trainer.prompts.batch(0, 0, 1)
     rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
-    scores = score(trainer.reward, batch, rollouts, config.reward)
+    scores = score(trainer.reward, batch, rollouts, config.reward, trainer.state.moments)
     return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, batch, rollouts, scores, {})
 
 

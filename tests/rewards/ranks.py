@@ -12,6 +12,7 @@ from ippo_cli.config.errors import RewardError
 from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardKind
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import attempt, mixed, processed, stop_beyond_budget
 
 RANK = int(os.environ["RANK"])
@@ -58,7 +59,10 @@ def main() -> dict[str, Any]:
     stop_beyond_budget(valid, failure, settings(failure_budget=0.5))
     numbers = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]][RANK])
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
-    found["zscore"] = processed(numbers, keep, settings()).tolist()
+    found["zscore"] = processed(numbers, keep, settings(), ScoreMoments()).tolist()
+    moments = ScoreMoments(count=2, mean=1.5, squares=0.5)  # of 1 and 2, on whatever rank
+    running = settings(processor=[Processor.running_zscore])
+    found["running zscore"] = processed(numbers, keep, running, moments).tolist()
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,10 @@ def test_a_zscore_is_taken_over_the_valid_rows_of_all_ranks(found: list[dict[str
     deviation = 2.5**0.5  # of 1 2 3 4 5
     expected = [(number - 3) / deviation for number in (1, 2, 3, 4, 5)]
     assert [*found[0]["zscore"], *found[1]["zscore"]] == pytest.approx([*expected, 0.0])
+
+
+def test_a_running_zscore_takes_in_the_valid_rows_of_all_ranks(found: list[dict[str, Any]]) -> None:
+    seen = (1, 2, 1, 2, 3, 4, 5)
+    mean, deviation = statistics.mean(seen), statistics.stdev(seen)
+    expected = [(number - mean) / deviation for number in (1, 2, 3, 4, 5)]
+    assert [*found[0]["running zscore"], *found[1]["running zscore"]] == pytest.approx([*expected, 0.0])

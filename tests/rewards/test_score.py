@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import ATTEMPTS, attempt, score
 from ippo_cli.types import Scores
 
@@ -21,7 +23,11 @@ TEXTS = {"low": ["a", "b", "c", "d"], "high": ["e", "f", "g", "h"]}
 
 
 def scored(reward: Reward, config: Any, buffer: Make) -> dict[str, Scores]:
-    return score(lambda examples, responses: reward, *buffer(ROWS, TEXTS), config)
+    return score(lambda examples, responses: reward, *buffer(ROWS, TEXTS), config, unobserved())
+
+
+def unobserved() -> dict[str, ScoreMoments]:
+    return {name: ScoreMoments() for name in TEXTS}
 
 
 def numbers(scores: Scores) -> list[float]:
@@ -37,7 +43,7 @@ def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(setting
         seen.append((list(examples), {name: list(texts) for name, texts in responses.items()}))
         return Reward(team=[0.0] * len(examples))
 
-    score(reward, *buffer(ROWS, TEXTS), settings())
+    score(reward, *buffer(ROWS, TEXTS), settings(), unobserved())
     assert seen == [(ROWS, TEXTS)]
 
 
@@ -72,11 +78,11 @@ def test_a_reward_of_which_nothing_counts_is_a_mistake_and_not_a_zero(
 def test_two_agents_and_two_generations_are_never_confused(settings: Make, buffer: Make) -> None:
     """Two agents and two responses to one prompt: the numbers' names alone say whose they are."""
     asked = buffer([{"n": 0}, {"n": 0}], {"low": ["a", "b"], "high": ["c", "d"]})
-    by_row = score(lambda examples, responses: Reward(team=[0.0, 1.0]), *asked, settings())
+    by_row = score(lambda examples, responses: Reward(team=[0.0, 1.0]), *asked, settings(), unobserved())
     for agent in ("low", "high"):
         assert by_row[agent].score[:, 0].tolist() == [0.0, 1.0]
     own = Reward(agent={"low": [0.0, 0.0], "high": [1.0, 1.0]})
-    by_agent = score(lambda examples, responses: own, *asked, settings(team_weight=0.0, agent_weight=1.0))
+    by_agent = score(lambda examples, responses: own, *asked, settings(team_weight=0.0, agent_weight=1.0), unobserved())
     assert by_agent["low"].score[:, 0].tolist() == [0.0, 0.0]
     assert by_agent["high"].score[:, 0].tolist() == [1.0, 1.0]
 
@@ -137,6 +143,35 @@ def test_a_zscore_of_equal_scores_is_no_division_by_zero(settings: Make, buffer:
     assert numbers(found["low"]) == [3] * 4
 
 
+def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(settings: Make, buffer: Make) -> None:
+    config = settings(processor=[Processor.running_zscore], team_weight=0.0, agent_weight=1.0)
+    moments = unobserved()
+
+    def next_scores(low: list[float], high: list[float], *, observe: bool = True) -> dict[str, list[float]]:
+        found = score(lambda examples, responses: Reward(agent={"low": low, "high": high}), *buffer(ROWS, TEXTS),
+                      config, moments, observe=observe)  # fmt: skip
+        return {name: numbers(one) for name, one in found.items()}
+
+    first = next_scores([0, 0, 2, 2], [5, 5, 5, 5])
+    assert first["low"] == pytest.approx([(x - 1) / (4 / 3) ** 0.5 for x in (0, 0, 2, 2)])  # as the buffer's own
+    assert first["high"] == [5] * 4
+    second = next_scores([9, 9, 9, math.nan], [5, 5, 5, 9])
+    mean, deviation = 31 / 7, statistics.stdev([0, 0, 2, 2, 9, 9, 9])
+    assert second["low"] == pytest.approx([*[(9 - mean) / deviation] * 3, 0])
+    aside = next_scores([9, 9, 9, 0], [5, 5, 5, 5], observe=False)
+    assert aside["low"] == pytest.approx([*second["low"][:3], -mean / deviation])
+    assert moments["low"].count == 7
+
+
+def test_scores_are_kept_as_they_were_before_the_processors(settings: Make, buffer: Make) -> None:
+    reward = Reward(team=[1, 2, math.nan, 3])
+    found = scored(reward, settings(processor=[Processor.scale], scale=2.0), buffer)["low"]
+    assert found.raw.tolist() == [[1], [2], [0], [3]]
+    assert numbers(found) == [2, 4, 0, 6]
+    plain = scored(reward, settings(), buffer)["low"]
+    assert plain.raw is plain.score
+
+
 def test_further_numbers_are_kept_for_the_log(settings: Make, buffer: Make) -> None:
     found = scored(Reward(team=[1] * 4, parts={"length": [1, None, 3, 4]}), settings(scale=9.0), buffer)  # type: ignore[list-item]
     assert found["low"].parts["length"][[0, 2, 3]].tolist() == [1, 3, 4]
@@ -162,7 +197,7 @@ def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make, buffer:
             raise ConnectionError("busy")
         return Reward(team=[1.0] * len(examples))
 
-    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.0))
+    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.0), unobserved())
     assert len(calls) == ATTEMPTS
     assert found["low"].valid.all()
 
@@ -172,8 +207,10 @@ def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make, 
         raise KeyError("answer")
 
     with pytest.raises(RewardError, match=r"4 of 4 rows have no reward .*; KeyError: 'answer'"):
-        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.99))
-    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0))
+        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.99), unobserved())
+    found = score(
+        reward, *buffer(ROWS, TEXTS), settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0), unobserved()
+    )
     assert not found["low"].valid.any()
     assert numbers(found["low"]) == [0] * 4
 
@@ -184,7 +221,7 @@ def test_a_bare_list_is_refused_by_name(settings: Make, buffer: Make, tmp_path: 
     (tmp_path / "bare.py").write_text("def f(examples, responses): return [1.0] * len(examples)")
     reward = FunctionReward(f"{tmp_path}/bare.py:f")
     with pytest.raises(RewardError, match=r"TypeError: .* must return a dict with names among team, agent"):
-        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5))
+        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5), unobserved())
 
 
 def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make, buffer: Make) -> None:
@@ -195,7 +232,7 @@ def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make, buffer:
         raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
 
     with pytest.raises(ConfigError):
-        score(reward, *buffer(ROWS, TEXTS), settings())
+        score(reward, *buffer(ROWS, TEXTS), settings(), unobserved())
     assert len(calls) == 1
 
 

@@ -194,7 +194,7 @@ def state(iteration: int) -> State:
     """A run's state without agents: everything but weights."""
     return State(
         agents={}, algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
-        progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
+        moments={}, progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
         run=RunState(iterations=iteration), rng=rng_state(),
     )  # fmt: skip
 

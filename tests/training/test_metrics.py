@@ -45,8 +45,9 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
         behavior_logprobs=changes.get("behavior_logprobs", logprobs), finished=torch.tensor([True, False, True]),
         texts=["a", "b", "c"],
     )  # fmt: skip
+    raw = torch.tensor([[1.0], [0.0], [2.0]])
     scores = Scores(
-        score=torch.tensor([[1.0], [0.0], [2.0]]), parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
+        score=changes.get("score", raw), raw=raw, parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
         valid=torch.tensor([True, False, True]),
     )  # fmt: skip
     targets = Targets(
@@ -69,6 +70,15 @@ def test_numbers_of_a_hand_worked_buffer() -> None:
         }
     )  # fmt: skip
     assert all(is_documented(f"low/{name}") for name in found)
+
+
+def test_scores_are_told_as_the_reward_gave_them_and_as_the_processors_made_them() -> None:
+    found = rollout_metrics(*buffer(score=torch.tensor([[-3.0], [0.0], [5.0]])), kl_coef=None)
+    assert found["score/mean"] == 1.5
+    assert found["score/processed/mean"] == 1.0
+    assert found["score/processed/std"] == pytest.approx(32**0.5)
+    assert all(is_documented(f"low/{name}") for name in found)
+    assert "score/processed/mean" not in rollout_metrics(*buffer(), kl_coef=None)
 
 
 def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:

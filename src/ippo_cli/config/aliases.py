@@ -172,6 +172,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "dual_clip": "algorithm.dual_clip",
         "enable_vllm_is_correction": "algorithm.behavior_correction.level=token",
         "vllm_is_truncated_threshold": "algorithm.behavior_correction.cap",
+        "normalize_reward": "reward.processor=[running_zscore]",
         "no_advantage_std_norm": "algorithm.scale_by_std=false",
         "policy_loss_type": "algorithm.ratio_level (gspo: sequence, with algorithm.ratio_pooling=mean)",
         "freezing_actor_steps": "algorithm.critic_warmup",

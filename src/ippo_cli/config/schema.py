@@ -153,6 +153,7 @@ class Processor(str, Enum):
     shift = "shift"
     clip = "clip"
     zscore = "zscore"
+    running_zscore = "running_zscore"
 
 
 class Match(str, Enum):
@@ -433,12 +434,12 @@ class RewardConfig:
     kind: RewardKind  # exact_match | function | grid
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
-    processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore
+    processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
     scale: float  # processor `scale` multiplies by this
     shift: float  # processor `shift` adds this
     clip_low: float  # processor `clip` bounds
     clip_high: float  # processor `clip` bounds
-    norm_eps: float  # processor `zscore` (over the buffer) leaves scores alone whose deviation is at most this
+    norm_eps: float  # `zscore` (of the buffer), `running_zscore` (of all so far): scores that deviate less stay
     failure_budget: float  # share of a buffer's rows that may fail before the run stops
     overlap_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
 

@@ -13,15 +13,25 @@ from ippo_cli.config.errors import ConfigError, IppoError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
 ATTEMPTS = 3
 
 
 def score(
-    reward: RewardFunction, batch: Mapping[str, PromptBatch], rollouts: Mapping[str, Rollout], config: RewardConfig
+    reward: RewardFunction,
+    batch: Mapping[str, PromptBatch],
+    rollouts: Mapping[str, Rollout],
+    config: RewardConfig,
+    moments: Mapping[str, ScoreMoments],
+    *,
+    observe: bool = True,
 ) -> dict[str, Scores]:
-    """Each agent's scores of the rows of this rank. Raises `RewardError` beyond the failure budget (all ranks do)."""
+    """Each agent's scores of the rows of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
+
+    A running z-score takes these rows into the agents' `moments` first, unless told not to `observe` them.
+    """
     examples = next(iter(batch.values())).examples
     responses = {name: rollout.texts for name, rollout in rollouts.items()}
     given, failure = attempt(reward, examples, responses)
@@ -31,11 +41,19 @@ def score(
     valid = {name: allowed & torch.isfinite(numbers) for name, numbers in raw.items()}
     stop_beyond_budget(torch.stack(list(valid.values())).all(dim=0), failure, config)
     parts = {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
-    return {name: _scores(raw[name].to(device), valid[name].to(device), parts, config) for name in rollouts}
+    return {
+        name: _scores(raw[name].to(device), valid[name].to(device), parts, config, moments[name], observe=observe)
+        for name in rollouts
+    }
 
 
-def _scores(numbers: Tensor, valid: Tensor, parts: dict[str, Tensor], config: RewardConfig) -> Scores:
-    return Scores(score=processed(numbers, valid, config)[:, None], parts=parts, valid=valid)
+def _scores(
+    numbers: Tensor, valid: Tensor, parts: dict[str, Tensor], config: RewardConfig, moments: ScoreMoments, *,
+    observe: bool,
+) -> Scores:  # fmt: skip
+    raw = numbers.where(valid, 0.0)[:, None]
+    final = processed(numbers, valid, config, moments, observe=observe)[:, None] if config.processor else raw
+    return Scores(score=final, raw=raw, parts=parts, valid=valid)
 
 
 def attempt(
@@ -78,13 +96,22 @@ def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
     return total.float()
 
 
-def processed(numbers: Tensor, valid: Tensor, config: RewardConfig) -> Tensor:
+def processed(
+    numbers: Tensor, valid: Tensor, config: RewardConfig, moments: ScoreMoments, *, observe: bool = True
+) -> Tensor:
     """The processor chain in the order given, with z-scores over the valid rows of all ranks; 0 for all other rows."""
+
+    def running_zscore(numbers: Tensor) -> Tensor:
+        if observe:
+            moments.observe(numbers, valid)
+        return moments.standardised(numbers, config.norm_eps)
+
     steps: dict[Processor, Callable[[Tensor], Tensor]] = {
         Processor.scale: lambda x: x * config.scale,
         Processor.shift: lambda x: x + config.shift,
         Processor.clip: lambda x: x.clamp(config.clip_low, config.clip_high),
         Processor.zscore: lambda x: _zscore(x, valid, config.norm_eps),
+        Processor.running_zscore: running_zscore,
     }
     for step in config.processor:
         numbers = steps[step](numbers)

@@ -29,10 +29,11 @@ from ippo_cli.config.errors import ResumeError, StorageError
 from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.critic import ValueModel
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.folder import write_atomically
 from ippo_cli.training.run import RunState
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step_\d+")
 MAX_FAILURES_IN_A_ROW = 3
@@ -53,6 +54,7 @@ class State:
 
     agents: Mapping[str, Agent]
     algorithm: Algorithm
+    moments: dict[str, ScoreMoments]  # of each agent's scores
     progress: Progress
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams as they were when `progress` was reached
@@ -121,6 +123,7 @@ class Checkpoints:
                 learner.engine.load(found / name / f"engine_{learner.role}")
                 learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.role]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
+        state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
@@ -321,6 +324,7 @@ def _stored(state: State) -> dict[str, Any]:
         "world_size": distributed.world_size(),
         "progress": asdict(state.progress),
         "kl_coef": dict(state.algorithm.kl_coef),
+        "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "skipped_in_a_row": {
             name: {learner.role: learner.skipped_in_a_row for learner in agent.learners}
             for name, agent in state.agents.items()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean
@@ -16,8 +17,10 @@ from ippo_cli.types import Rollout, Scores, Targets
 # `<agent>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
 METRICS: dict[str, str] = {
     "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
-    "<agent>/score/mean": "mean score of the buffer after mixing and the processor chain, failed rows left out",
+    "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, failed rows left out",
     "<agent>/score/std": "standard deviation of the same scores",
+    "<agent>/score/processed/mean": "mean score after the processor chain, where there is one: what is learnt from",
+    "<agent>/score/processed/std": "standard deviation of the same scores",
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
     "<agent>/score/part/<part>": "mean of a further number that the reward reports",
     "<agent>/rollout/response_length": "mean own tokens per response, the stop token included",
@@ -93,8 +96,6 @@ def is_documented(key: str) -> bool:
 def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef: float | None) -> dict[str, float]:
     """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept."""
     mask, rows = rollout.response_mask, float(len(rollout.texts))
-    score = scores.score.sum(dim=1)
-    mean, variance = distributed.masked_moments(score, scores.valid)
     per_token = {
         "rollout/logprob": rollout.logprobs,
         "targets/reward": targets.rewards,
@@ -115,7 +116,9 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     tokens, count, *found = total.tolist()
     result = {name: value / max(tokens, 1.0) for name, value in zip(per_token, found, strict=False)}
     result |= {name: value / count for name, value in zip(per_row, found[len(per_token) :], strict=True)}
-    result |= {"score/mean": float(mean), "score/std": float(variance) ** 0.5}
+    result |= _score_moments("score", scores.raw, scores.valid)
+    if scores.score is not scores.raw:
+        result |= _score_moments("score/processed", scores.score, scores.valid)
     for name, numbers in scores.parts.items():
         numbers = numbers.to(mask.device)
         part, _ = distributed.masked_moments(numbers, scores.valid & torch.isfinite(numbers))
@@ -123,6 +126,11 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
+
+
+def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:
+    mean, variance = distributed.masked_moments(score.sum(dim=1), valid)
+    return {f"{prefix}/mean": float(mean), f"{prefix}/std": float(variance) ** 0.5}
 
 
 def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
@@ -161,7 +169,7 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
     """Of the greedy responses that a baseline is made of."""
-    mean, _ = distributed.masked_moments(scores.score.sum(dim=1), scores.valid)
+    mean, _ = distributed.masked_moments(scores.raw.sum(dim=1), scores.valid)
     return {"score/greedy": float(mean)}
 
 

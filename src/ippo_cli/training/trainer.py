@@ -25,6 +25,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.early import Said, overlapped
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import score
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
@@ -117,7 +118,7 @@ class Trainer:
             with clock("rollout"):
                 sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
             with clock("score"):
-                scores = score(reward, batch, sampled, config.reward)
+                scores = score(reward, batch, sampled, config.reward, self.state.moments)
         greedy = self._greedy(batch, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
@@ -140,7 +141,7 @@ class Trainer:
         self.state.progress.iteration, self.state.progress.row = iteration + 1, row
         every = config.tracker.samples_every
         if every and (iteration + 1) % every == 0:
-            own = {name: scores[name].score for name in scores}
+            own = {name: scores[name].raw for name in scores}
             rows = sample_rows("train", batch, rollouts, own, self.prompts, config.tracker.samples)
             self.run.log_samples(f"train_{iteration + 1:08d}", rows)
             self.console.samples(rows)
@@ -185,7 +186,7 @@ class Trainer:
         with clock("rollout"):
             rollouts = self._collect(batch, seed=self.config.seed, purpose="", greedy=True)
         with clock("score"):
-            scores = score(self.reward, batch, rollouts, self.config.reward)
+            scores = score(self.reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
         return {name: (rollouts[name], scores[name]) for name in rollouts}
 
     def _poll(self, agent: str, done: int, rows: int) -> None:
@@ -309,7 +310,10 @@ def build_trainer(
         config=config.algorithm, response_budget=config.rollout.max_new_tokens,
         num_generations=config.rollout.num_generations, seed=config.seed,
     )  # fmt: skip
-    state = State(agents=agents, algorithm=algorithm, progress=Progress(), run=run.state, rng=rng_state())
+    state = State(
+        agents=agents, algorithm=algorithm, moments={name: ScoreMoments() for name in agents}, progress=Progress(),
+        run=run.state, rng=rng_state(),
+    )  # fmt: skip
     checkpoints = Checkpoints(folder, config.checkpoint)
     if resumed:
         found = checkpoints.load(state)
