@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from learning import COMPARED, Outcome, score_after
+from learning import AT_EQUAL_TIME, COMPARED, Outcome, picture_of, score_after
 
 mpl.use("svg")
 mpl.rcParams |= {"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
@@ -23,7 +23,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     pictures = [_over_samples([one for one in outcomes if one.variant == name], tasks, folder) for name in variants]
     compared = [one for one in outcomes if one.variant.split("/")[0] in COMPARED]
     if len({one.variant for one in compared}) > 1:
-        pictures.append(_over_time(compared, tasks, folder / "learning-equal-time.svg"))
+        pictures.append(_over_time(compared, tasks, folder / f"{AT_EQUAL_TIME}.svg"))
     return pictures
 
 
@@ -39,7 +39,7 @@ def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Pat
             columns = list(zip(*(one.points(held_out=held_out) for one in results), strict=True))
             scores = [[point.score for point in column] for column in columns]
             _band(axis, [column[0].samples for column in columns], scores, style)
-    return _saved(figure, folder / f"learning-{outcomes[0].variant.replace('/', '-')}.svg")
+    return _saved(figure, folder / f"{picture_of(outcomes[0].variant)}.svg")
 
 
 def _over_time(outcomes: Sequence[Outcome], tasks: Sequence[str], file: Path) -> Path:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
 # Algorithms that are also compared at equal wall time: all but the first are other projects' mathematics.
 COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
+AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
 # Algorithm and task -> why it cannot learn all of it, even in principle.
 LIMITS: dict[tuple[str, str], str] = {}
 
@@ -94,8 +95,13 @@ def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence
     if compared:
         lines += ["The same runs at equal wall time: held-out score after as many seconds of training as the quickest "
                   "of these algorithms took for all its samples.", "", *compared, ""]  # fmt: skip
-    lines += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures]
+    lines += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures if picture.stem == AT_EQUAL_TIME]
     return "\n".join(lines).rstrip()
+
+
+def picture_of(variant: str) -> str:
+    """The name of the file with a variant's curves, without its ending."""
+    return f"learning-{variant.replace('/', '-')}"
 
 
 def write_between(page: Path, text: str) -> None:
@@ -118,7 +124,7 @@ def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:
     ]
     for variant in variants:
         cells = [_cell([one for one in outcomes if (one.task, one.variant) == (task, variant)]) for task in tasks]
-        lines.append(f"| `{variant}` | " + " | ".join(cells) + " |")
+        lines.append(f"| [`{variant}`](pictures/{picture_of(variant)}.svg) | " + " | ".join(cells) + " |")
     return lines
 
 
