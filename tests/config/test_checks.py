@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config import checks, schema
-from ippo_cli.config.checks import CHOICES, RANGES, arithmetic, check
+from ippo_cli.config import checks, pieces, schema
+from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.checks import CHOICES, RANGES, check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import config_dir, typed
 
 Make = Callable[..., Any]
+Line = tuple[Path, int]
 
 # Numbers for which every finite value means something.
 UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high"}
@@ -97,8 +99,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
 
 
 @cache
-def line_of(case: int, make: Make) -> int:
-    """The line of checks.py that refused a case."""
+def line_of(case: int, make: Make) -> Line:
+    """Where a case was refused."""
     choices, changes, world_size, begins = BROKEN[case]
     with pytest.raises(ConfigError) as raised:
         check(make(choices, **changes), world_size)
@@ -107,7 +109,7 @@ def line_of(case: int, make: Make) -> int:
     assert len(said) > len(begins) - 1
     assert found
     assert remedy
-    return raised.traceback[-1].lineno + 1
+    return Path(raised.traceback[-1].path), raised.traceback[-1].lineno + 1
 
 
 @pytest.mark.parametrize("case", range(len(BROKEN)), ids=[re.sub(r"\W+", "-", case[3]) for case in BROKEN])
@@ -116,14 +118,17 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 
 
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
-    tree = ast.parse(Path(checks.__file__).read_text())
     rules = {
-        range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        for node in ast.walk(tree)
+        (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        for module in (checks, pieces)
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }
     tripped = {line_of(case, config) for case in range(len(BROKEN))} | {line_of_name("eval", plain)}
-    assert [lines.start for lines in rules if not any(line in lines for line in tripped)] == []
+    assert len(rules) > 40
+    assert [
+        (file.name, lines.start) for file, lines in rules if not any((file, line) in tripped for line in lines)
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["eval", "time", "perf", "iteration", "1st", "a-b", "a/b", "", "../x"])
@@ -131,13 +136,13 @@ def test_an_agents_name_must_serve_as_a_folder_and_in_metrics(name: str, plain: 
     line_of_name(name, plain)
 
 
-def line_of_name(name: str, plain: Make) -> int:
-    """The line of checks.py that refused an agent's name."""
+def line_of_name(name: str, plain: Make) -> Line:
+    """Where an agent's name was refused."""
     values = plain()
     values["task"]["agents"] = {name: values["task"]["agents"]["low"]}
     with pytest.raises(ConfigError, match=rf"^task\.agents\.{re.escape(name)} is used in metric names .*; ") as raised:
         check(typed(values), 1)
-    return raised.traceback[-1].lineno + 1
+    return Path(raised.traceback[-1].path), raised.traceback[-1].lineno + 1
 
 
 def test_what_a_message_offers_instead_would_work(config: Make) -> None:
@@ -334,7 +339,7 @@ def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
 
 
 def test_every_piece_is_refused_somewhere(config: Make) -> None:
-    there = {key for key, *_ in checks.pieces(config())}
+    there = {key for key, *_ in pieces.pieces(config())}
     assert there - {key for _, key, _, _ in IDLE} == {"dual_clip"}  # among the broken rules above
 
 

@@ -1,39 +1,28 @@
-"""What types cannot say: ranges, rules between groups, and all batch arithmetic, checked before anything is loaded."""
+"""What types cannot say: ranges and rules between groups, checked before anything is loaded."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from operator import attrgetter
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.pieces import check_algorithm
 from ippo_cli.config.schema import (
-    Advantage,
     AgentConfig,
     Config,
-    Credit,
-    CriticKind,
     ExactMatchConfig,
     FunctionRewardConfig,
     Gather,
     GridConfig,
     GridRewardConfig,
     JsonlConfig,
-    KlConfig,
-    Objective,
     Processor,
-    RatioLevel,
-    Reweight,
-    SeparateCriticConfig,
     SortingConfig,
     TinyActorConfig,
-    Truncation,
-    TurnValue,
-    ValueUnit,
-    WeightLevel,
 )
 
 # leaf name -> (lowest, highest, open at the low end, open at the high end); names are unique in meaning over groups
@@ -75,53 +64,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
-    """The sizes that follow from the configuration."""
-
-    num_iterations: int
-    prompts_per_iteration: int
-    samples_per_rank: tuple[int, int]  # fewest, most
-    actor_steps: int  # optimizer steps per iteration and agent
-    critic_steps: dict[str, int]  # likewise, by agent; of separate critics only
-
-
 def check(config: Config, world_size: int) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks."""
     _check_ranges(config)
     _check_run(config)
     _check_agents(config)
     _check_rollout(config, world_size)
-    _check_algorithm(config)
+    check_algorithm(config)
     _check_deepspeed(config)
     _check_reward(config)
-    if config.num_iterations is not None:
-        arithmetic(config, world_size, train_rows=1)
-
-
-def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
-    """All batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
-    size, generations = config.rollout.buffer_size, config.rollout.num_generations
-    prompts = size // generations
-    mini = config.algorithm.mini_batch_size or size
-    if config.num_iterations is not None:
-        iterations = config.num_iterations
-    else:
-        assert config.num_epochs is not None
-        iterations = max(1, math.ceil(config.num_epochs * train_rows / prompts))
-    critic_steps = {
-        name: (size // (agent.critic.mini_batch_size or mini))
-        * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
-        for name, agent in config.task.agents.items()
-        if isinstance(agent.critic, SeparateCriticConfig)
-    }
-    return Arithmetic(
-        num_iterations=iterations,
-        prompts_per_iteration=prompts,
-        samples_per_rank=(size // world_size, math.ceil(size / world_size)),
-        actor_steps=_policy_steps(config),
-        critic_steps=critic_steps,
-    )
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -211,7 +162,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
             raise ConfigError(f"actor.num_heads={actor.num_heads}",
                               f"must divide actor.hidden_size={actor.hidden_size} into even parts",
-                              "use one of " + _divisors(actor.hidden_size // 2))  # fmt: skip
+                              "use one of " + divisors(actor.hidden_size // 2))  # fmt: skip
         if isinstance(config.task, JsonlConfig) and config.task.chat_template:
             raise ConfigError("task.chat_template=true", "needs a tokenizer with a chat template, and actor=tiny's has "
                               "none", "use actor=full, or task.chat_template=false")  # fmt: skip
@@ -229,7 +180,7 @@ def _check_rollout(config: Config, world_size: int) -> None:
     if size % rollout.num_generations:
         raise ConfigError(f"rollout.num_generations={rollout.num_generations}",
                           f"does not divide rollout.buffer_size={size}",
-                          "use one of " + _divisors(size))  # fmt: skip
+                          "use one of " + divisors(size))  # fmt: skip
     if size < world_size:
         raise ConfigError(f"rollout.buffer_size={size}", f"leaves some of the {world_size} processes without a sample",
                           f"use at least {world_size}")  # fmt: skip
@@ -240,154 +191,6 @@ def _check_rollout(config: Config, world_size: int) -> None:
         raise ConfigError("rollout.gather=layer", "has an effect at ZeRO stage 3 only", "use deepspeed=zero3, or all")
     if "" in rollout.stop_strings:
         raise ConfigError("rollout.stop_strings", "has an empty string, which every response contains", "remove it")
-
-
-def _check_algorithm(config: Config) -> None:
-    _check_steps(config)
-    _check_critic(config)
-    _check_kl(config.algorithm.kl)
-    _check_pieces(config)
-    _check_rows(config)
-
-
-def _check_steps(config: Config) -> None:
-    algorithm, size = config.algorithm, config.rollout.buffer_size
-    minis = {"algorithm.mini_batch_size": algorithm.mini_batch_size}
-    for name, agent in config.task.agents.items():
-        if isinstance(agent.critic, SeparateCriticConfig):
-            minis[f"critic.mini_batch_size (agent {name})"] = agent.critic.mini_batch_size
-    for key, mini in minis.items():
-        if mini is not None and size % mini:
-            raise ConfigError(
-                f"{key}={mini}", f"does not divide rollout.buffer_size={size}", "use one of " + _divisors(size)
-            )
-    steps = _policy_steps(config)
-    if algorithm.objective is Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
-        raise ConfigError(
-            f"algorithm.mini_batch_size={algorithm.mini_batch_size or 'null'} "
-            f"algorithm.ppo_epochs={algorithm.ppo_epochs}",
-            f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
-            "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
-        )
-
-
-def _check_critic(config: Config) -> None:
-    advantage, critic = config.algorithm.advantage, config.critic.kind
-    if advantage.needs_critic and critic is CriticKind.none:
-        raise ConfigError("critic=none", f"leaves algorithm.advantage={advantage.value} without values",
-                          "use critic=separate or critic=value_head, or an algorithm without a critic, such as "
-                          "algorithm=grpo")  # fmt: skip
-    if not advantage.needs_critic and critic is not CriticKind.none:
-        raise ConfigError(f"critic={critic.value}",
-                          f"trains values that algorithm.advantage={advantage.value} has no use for",
-                          "use critic=none, or an algorithm with a critic, such as algorithm=ppo")  # fmt: skip
-    if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
-        raise ConfigError("algorithm.truncation=bootstrap", "needs a critic's value of going on, and critic=none",
-                          "use none, penalty or mask")  # fmt: skip
-
-
-def _check_pieces(config: Config) -> None:
-    """Every key that has no part in this algorithm is at rest, and every key that has one is set."""
-    for key, value, at_rest, reason, needed in pieces(config):
-        rests = value is at_rest or value == at_rest
-        shown = "null" if value is None else str(getattr(value, "value", value))
-        if reason is not None and not rests:
-            rest = "null" if at_rest is None else str(getattr(at_rest, "value", at_rest))
-            raise ConfigError(f"algorithm.{key}={shown}", f"would do nothing: {reason}", f"use {rest.lower()}")
-        if reason is None and needed is not None and rests:
-            raise ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
-
-
-def pieces(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
-    """Keys of `algorithm` that mean something only beside others.
-
-    Each with its value, the value that leaves it out, why it means nothing here (None where it does), and what to set
-    where it must be set.
-    """
-    algorithm = config.algorithm
-    advantage = algorithm.advantage.value
-    scored = None if algorithm.advantage.walks else f"advantage={advantage} gives one number to a whole response"
-    valued = None if algorithm.advantage.needs_critic else f"advantage={advantage} has no values"
-    grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} divides by no deviation"
-    turned = valued or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
-    clipped = None if algorithm.objective is Objective.clip else "objective=on_policy has no ratio"
-    pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token pools nothing")
-    fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
-    plain = None if algorithm.objective is Objective.on_policy else "objective=clip is made for several steps"
-    single = None if _policy_steps(config) > 1 else "there is one optimizer step per buffer, and none to skip"
-    unpenalised = None if algorithm.truncation is Truncation.penalty else f"truncation={algorithm.truncation.value}"
-    method, level = algorithm.reweight.method, algorithm.behavior_correction.level
-    unpowered = None if method is Reweight.pow else f"reweight.method={method.value} takes no power"
-    unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
-    uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
-    rows: list[tuple[str, Any, str | None, str | None]] = [
-        ("credit", Credit.token, scored, None), ("turn_value", None, turned, "first"),
-        ("value_unit", ValueUnit.token, turned, None), ("scale_by_std", None, grouped, "true (GRPO) or false"),
-        ("gamma", None, scored, "1.0"), ("gae_lambda", None, fixed, "0.95"),
-        ("length_adaptive_alpha", None, valued, None), ("critic_gae_lambda", None, valued, None),
-        ("clip_range_low", None, clipped, "0.2"), ("clip_range_high", None, clipped, "0.2"),
-        ("dual_clip", None, clipped, None), ("ratio_level", RatioLevel.token, clipped, None),
-        ("ratio_pooling", None, pooled, "sum or mean"), ("value_loss_coef", None, valued, "0.5"),
-        ("value_clip_range", None, valued, None), ("huber_delta", None, valued, None),
-        ("critic_warmup", 0, valued, None), ("allow_off_policy_steps", False, plain, None),
-        ("target_kl", None, single, None), ("truncation_penalty", None, unpenalised, "a positive number"),
-        ("kl.reward.horizon", None, unadapted, "10000"), ("reweight.power", None, unpowered, "2.0"),
-        ("behavior_correction.cap", None, uncorrected, None),
-        ("behavior_correction.band_low", None, uncorrected, None),
-        ("behavior_correction.band_high", None, uncorrected, None),
-    ]  # fmt: skip
-    for key, at_rest, reason, needed in rows:
-        yield key, attrgetter(key)(algorithm), at_rest, reason, needed
-
-
-def _check_rows(config: Config) -> None:
-    """What an algorithm asks of the buffer, its scores and its sampler."""
-    algorithm, rollout, reward = config.algorithm, config.rollout, config.reward
-    advantage, correction = algorithm.advantage, algorithm.behavior_correction
-    several = advantage.needs_group or algorithm.reweight.method is not Reweight.none
-    if several and rollout.num_generations < 2:
-        what = f"reweight.method={algorithm.reweight.method.value}" if not advantage.needs_group else (
-            f"advantage={advantage.value}")  # fmt: skip
-        raise ConfigError(f"rollout.num_generations={rollout.num_generations}",
-                          f"leaves algorithm.{what} nothing to compare a response with",
-                          "use one of " + " ".join(_divisors(rollout.buffer_size).split()[1:]))  # fmt: skip
-    if advantage is Advantage.greedy_baseline and Processor.zscore in reward.processor:
-        raise ConfigError("reward.processor=[zscore]", "centres the greedy responses' scores on their own, and "
-                          "algorithm.advantage=greedy_baseline subtracts them", "leave zscore out")  # fmt: skip
-    if algorithm.turn_value is TurnValue.after and (
-        algorithm.credit is not Credit.turn or algorithm.value_unit is not ValueUnit.turn
-    ):
-        raise ConfigError("algorithm.turn_value=after", "is one value for a whole response",
-                          "set algorithm.credit=turn algorithm.value_unit=turn")  # fmt: skip
-    filters = (rollout.top_p < 1, rollout.top_k > 0, rollout.min_p > 0, rollout.repetition_penalty != 1,
-               rollout.min_new_tokens > 0)  # fmt: skip
-    if correction.level is not WeightLevel.none and not any(filters) and not rollout.recompute_logprobs:
-        raise ConfigError(f"algorithm.behavior_correction.level={correction.level.value}",
-                          f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
-                          "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p "
-                          "repetition_penalty")  # fmt: skip
-    low, high = correction.band_low, correction.band_high
-    if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
-        raise ConfigError(f"algorithm.behavior_correction.band_low={low} band_high={high}", "are no interval",
-                          "set both, the first below the second, or neither")  # fmt: skip
-
-
-def _check_kl(kl: KlConfig) -> None:
-    if kl.reward.coef and kl.loss.coef and not kl.allow_both:
-        raise ConfigError(f"algorithm.kl.reward.coef={kl.reward.coef} algorithm.kl.loss.coef={kl.loss.coef}",
-                          "penalise the same divergence twice",
-                          "set one to 0, or algorithm.kl.allow_both=true")  # fmt: skip
-    if kl.reward.target is not None and not kl.reward.coef:
-        raise ConfigError(f"algorithm.kl.reward.target={kl.reward.target}", "adapts a coefficient that is 0",
-                          "set algorithm.kl.reward.coef to where the adaptation starts")  # fmt: skip
-    if kl.loss.estimator == "k1" and kl.loss.coef:
-        raise ConfigError("algorithm.kl.loss.estimator=k1", "has a gradient that is zero on average as a loss",
-                          "use k2, k3, k1+ or full")  # fmt: skip
-
-
-def _policy_steps(config: Config) -> int:
-    size = config.rollout.buffer_size
-    return size // (config.algorithm.mini_batch_size or size) * config.algorithm.ppo_epochs
 
 
 def _check_deepspeed(config: Config) -> None:
@@ -416,7 +219,3 @@ def _check_reward(config: Config) -> None:
             if agent.answer is None:
                 raise ConfigError(f"task.agents.{name}.answer=null", "leaves exact_match nothing to compare with",
                                   "give the reference answer as a template such as '{answer}'")  # fmt: skip
-
-
-def _divisors(number: int) -> str:
-    return " ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

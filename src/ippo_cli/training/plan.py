@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ippo_cli.config.checks import arithmetic
+from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     ActorConfig,

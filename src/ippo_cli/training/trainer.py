@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
-from ippo_cli.config.checks import Arithmetic, arithmetic
+from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import Preempted, PreflightError, StorageError
 from ippo_cli.config.schema import Config, Device, JsonlConfig
 from ippo_cli.engine import distributed

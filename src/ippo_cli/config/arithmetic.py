@@ -1,0 +1,55 @@
+"""Batch arithmetic: every size that follows from the configuration, computed in one place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ippo_cli.config.schema import Config, SeparateCriticConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """The sizes that follow from the configuration."""
+
+    num_iterations: int
+    prompts_per_iteration: int
+    samples_per_rank: tuple[int, int]  # fewest, most
+    actor_steps: int  # optimizer steps per iteration and agent
+    critic_steps: dict[str, int]  # likewise, by agent; of separate critics only
+
+
+def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
+    """All batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
+    size, generations = config.rollout.buffer_size, config.rollout.num_generations
+    prompts = size // generations
+    mini = config.algorithm.mini_batch_size or size
+    if config.num_iterations is not None:
+        iterations = config.num_iterations
+    else:
+        assert config.num_epochs is not None
+        iterations = max(1, math.ceil(config.num_epochs * train_rows / prompts))
+    critic_steps = {
+        name: (size // (agent.critic.mini_batch_size or mini))
+        * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
+        for name, agent in config.task.agents.items()
+        if isinstance(agent.critic, SeparateCriticConfig)
+    }
+    return Arithmetic(
+        num_iterations=iterations,
+        prompts_per_iteration=prompts,
+        samples_per_rank=(size // world_size, math.ceil(size / world_size)),
+        actor_steps=policy_steps(config),
+        critic_steps=critic_steps,
+    )
+
+
+def policy_steps(config: Config) -> int:
+    """Optimizer steps of each actor per buffer."""
+    size = config.rollout.buffer_size
+    return size // (config.algorithm.mini_batch_size or size) * config.algorithm.ppo_epochs
+
+
+def divisors(number: int) -> str:
+    """All numbers that divide it, to be offered in an error."""
+    return " ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
