@@ -14,10 +14,10 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.checkpoint import all_checkpoints, damaged, newest_intact, pointed
+from ippo_cli.training.checkpoint import damaged, newest_intact, pointed
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import all_checkpoints, write_atomically
 from ippo_cli.training.trainer import prepare_process
 
 
