@@ -86,5 +86,8 @@ def test_a_finished_run_goes_on_when_more_iterations_are_asked_for(tmp_path):
     run_training(config, short, resumed=True)
     long = train(tmp_path, "num_iterations=4")
     assert rows(short) == rows(long)
+    written = [json.loads(line) for line in (long / "metrics.jsonl").read_text().splitlines()]
+    timed = [row["iteration"] for row in written if "time/checkpoint" in row]
+    assert timed == [3], "the one of iteration 2 was written before iteration 3"
     first, second = final_weights(short), final_weights(long)
     assert all(torch.equal(first[name], second[name]) for name in first)
