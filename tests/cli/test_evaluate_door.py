@@ -75,6 +75,11 @@ def test_a_run_without_a_checkpoint_is_told(ippo_eval: Call, run: Path) -> None:
     code, said = ippo_eval(f"run={run}")
     assert code == 14
     assert "there is no intact checkpoint=latest" in said
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "latest.json").write_text('{"checkpoint": "step_00000002"}')
+    code, said = ippo_eval(f"run={run}", "checkpoint=best")
+    assert code == 14
+    assert "no evaluation was better than the one before training" in said
     code, said = ippo_eval(f"run={run}", "checkpoint=newest")
     assert code == 2
     assert said.startswith("ippo: checkpoint=newest is not known; use latest, best or an iteration's number")

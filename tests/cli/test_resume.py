@@ -27,12 +27,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     """A maker of run folders below `outputs/default`, as a run leaves them."""
     monkeypatch.chdir(tmp_path)
 
-    def make(name: str, state: str, *overrides: str) -> Path:
+    def make(name: str, state: str, *overrides: str, saved: bool = True) -> Path:
         folder = tmp_path / "outputs" / "default" / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(written(overrides))
         (folder / "overrides.json").write_text(json.dumps(overrides))
         (folder / "run.json").write_text(json.dumps({"state": state}))
+        if saved:
+            (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+            (folder / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")
         return folder
 
     return make
@@ -77,6 +80,8 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
         ("critic.value_head_hidden_dim=8", "task.agents.low.critic.value_head_hidden_dim: None -> 8"),
         ("task.agents.high.critic.dtype=bf16", "task.agents.high.critic.dtype: fp32 -> bf16"),
         ("critic=value_head", "critic.kind: separate -> value_head"),
+        ("deepspeed=zero3", "deepspeed.stage: 1 -> 3"),
+        ("deepspeed.offload_optimizer=true", "deepspeed.offload_optimizer: False -> True"),
         ("task=sorting_solo", "task.agents.high.actor.dtype: fp32 -> None"),
     ],
 )
@@ -108,6 +113,16 @@ def test_auto_takes_the_newest_unfinished_run(run: MakeRun) -> None:
     run("20250104-000000-aaaaaa", "done")
     assert continued(["resume=auto"]) == ([], newest)
     assert continued(["resume=must"]) == ([], newest)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_no_run_to_go_on_with(run: MakeRun) -> None:
+    wanted = run("20250101-000000-aaaaaa", "preempted")
+    killed = run("20250102-000000-aaaaaa", "running", saved=False)
+    (killed / "checkpoints" / "step_00000002.tmp").mkdir(parents=True)
+    (killed / "checkpoints" / "step_00000002.tmp" / "manifest.json").write_text("{}")
+    assert continued(["resume=auto"])[1] == wanted
+    with pytest.raises(ResumeError, match="ended before its first checkpoint"):
+        continued([f"resume={killed}"])
 
 
 def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_or_of_another_version(

@@ -236,6 +236,14 @@ def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make, buffer:
     assert len(calls) == 1
 
 
+def test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done(settings: Make, buffer: Make) -> None:
+    def reward(examples: Any, responses: Any) -> Reward:
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match=r"it called exit\(0\)"):
+        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5), unobserved())
+
+
 def test_leaving_is_never_taken_for_a_failed_reward(settings: Make, buffer: Make) -> None:
     def reward(examples: Any, responses: Any) -> Reward:
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import JsonlConfig, TaskKind
+from ippo_cli.config.schema import AgentWords, JsonlConfig, TaskKind
 from ippo_cli.tasks.jsonl import jsonl_examples
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
@@ -62,7 +62,7 @@ def test_a_file_that_changed_is_read_again(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "there is no such file"), ("", "rows"), ('{"a": 1}\n{"a": \n', "no rows could be read")],
+    [(None, "there is no such file"), ("", "has no rows"), ('{"a": 1}\n{"a": \n', "no rows could be read .*row 1")],
     ids=["missing", "empty", "broken"],
 )
 def test_a_file_without_rows_is_told_by_its_key(text: str | None, said: str, file: str, tmp_path: Path) -> None:
@@ -73,6 +73,28 @@ def test_a_file_without_rows_is_told_by_its_key(text: str | None, said: str, fil
         jsonl_examples(config(file, str(path)), seed=0)
     assert str(raised.value).startswith(f"task.eval={path}")
     assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_that_lack_a_field_which_an_agent_is_asked_with_are_told_before_training(
+    kind: str, file: str, tmp_path: Path
+) -> None:
+    lacking = [dict(row) for row in ROWS]
+    del lacking[5]["answer"]
+    path = tmp_path / f"lacking.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in lacking))
+    else:
+        datasets.Dataset.from_list(lacking).to_parquet(str(path))
+    asked = AgentWords(template="{prompt}", system=None, answer="{answer}")
+    told = config(file, str(path))
+    told.agents["solo"] = asked  # type: ignore[assignment]
+    with pytest.raises(PreflightError, match=r"1 of 7 rows have no 'answer', which task\.agents\.solo\.answer names"):
+        jsonl_examples(told, seed=0)
+    told.eval_size = 5  # the row is not among those in use
+    assert len(jsonl_examples(told, seed=0)[1]) == 5
+    told.eval_size, asked.answer = None, None
+    assert len(jsonl_examples(told, seed=0)[1]) == 7
 
 
 def test_a_name_that_is_no_file_is_looked_up_as_a_dataset(file: str) -> None:

@@ -79,11 +79,12 @@ def test_fields_are_replaced_and_double_braces_are_braces(template: str, filled:
         ('{"key": 1}', "formats the field '\"key\"'"),
         ("{a", "is no template .*; write {{ and }} for braces"),
         ("a}", "is no template"),
+        ("{n}", "names the field 'n', which is null in an example"),
     ],
 )
 def test_a_template_that_does_not_fit_is_a_mistake_in_the_configuration(template: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
-        fill(template, {"a": "x", "b": 2}, "task.agents.low.template")
+        fill(template, {"a": "x", "b": 2, **({"n": None} if "n}" in template else {})}, "task.agents.low.template")
     assert str(raised.value).startswith(f"task.agents.low.template={template!r} ")
 
 
@@ -200,6 +201,14 @@ def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(stream: Make) -> No
         made.ask([{"letters": "abcde"}, {"letters": "abcdef"}], torch.tensor([0, 1]))
     said = str(raised.value)
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
+
+
+def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
+    tokenizer = character_tokenizer("ab\n ")
+    ids = tokenizer("a\n\n b\n").input_ids
+    assert len(ids) == 6
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == "a\n\n b\n"
 
 
 def test_an_empty_prompt_is_an_error(stream: Make) -> None:

@@ -15,6 +15,7 @@ from ippo_cli.training.folder import (
     in_use,
     lock,
     read_state,
+    refuse_other_world_size,
     reserve_folder,
     run_folders,
     start_files,
@@ -96,3 +97,17 @@ def test_a_state_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path
         read_state(tmp_path)
     (tmp_path / "run.json").write_text('{"state": "preempted"}')
     assert read_state(tmp_path) == "preempted"
+
+
+def test_asking_whether_a_folder_is_in_use_does_not_make_it_so(tmp_path: Path) -> None:
+    with lock(tmp_path, shared=True):  # another rank, asking at the same moment
+        assert not in_use(tmp_path)
+    with lock(tmp_path):
+        assert in_use(tmp_path)
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"world_size": 2}')
+    refuse_other_world_size(tmp_path, 2)
+    with pytest.raises(ResumeError, match=r"by 2 processes and there are 1 now; start with launch\.processes=2"):
+        refuse_other_world_size(tmp_path, 1)

@@ -38,10 +38,10 @@ def only_run(root: Path) -> Path:
     return runs[0]
 
 
-def wait_for_rows(root: Path, count: int) -> None:
+def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl") -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        files = list(root.glob("default/*/metrics.jsonl"))
+        files = list(root.glob(place))
         if files and len(files[0].read_text().splitlines()) >= count:
             return
         time.sleep(0.05)
@@ -62,6 +62,17 @@ def test_two_ranks_make_one_run_that_samples_what_one_rank_samples(tmp_path):
         assert two[0][key] == pytest.approx(value, abs=1e-6), key
     for key, value in one[1].items():
         assert two[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_asked_to_leave_begins_no_other_job(tmp_path):
+    process = ippo_train(tmp_path, "-m", "seed=1,2", "num_iterations=500", "evaluation.every=0")
+    wait_for_rows(tmp_path, 3, "default/*/0/metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    said = finished(process, 75)
+    assert "the sweep leaves with its job" in said
+    [only] = tmp_path.glob("default/*/*/run.json")
+    assert json.loads(only.read_text())["state"] == "preempted"
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from small import final_weights, new_run, rows, train
 
+from ippo_cli.cli import exits
+from ippo_cli.cli.train import main
 from ippo_cli.config.errors import Preempted
 from ippo_cli.training.trainer import run_training
 
@@ -50,7 +53,10 @@ def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_pat
             run_training(config, folder, resumed=False)
             assert call == CALLS, "only the last call comes too late to stop anything"
         except Preempted:
-            assert json.loads((folder / "run.json").read_text())["state"] == "preempted"
+            left = json.loads((folder / "run.json").read_text())
+            assert left["state"] == "preempted"
+            written = (folder / "metrics.jsonl").exists()
+            assert left["iterations"] == (rows(folder)[-1]["iteration"] if written else 0)
             monkeypatch.delenv("STOP_AT_CALL")
             run_training(config, folder, resumed=True)
         assert rows(folder) == expected_rows, f"stopped at call {call}"
@@ -62,11 +68,27 @@ def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
+    folder = train(tmp_path, "num_iterations=1", "evaluation.every=0")
+    before = {name: (folder / name).read_text() for name in ("run.json", "config.yaml", "overrides.json")}
+    monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", "launch.processes=2"])
+    monkeypatch.setattr(exits, "leave", sys.exit)
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 14
+    assert "was written by 1 processes and there are 2 now" in " ".join(capsys.readouterr().err.split())
+    assert {name: (folder / name).read_text() for name in before} == before
+
+
+@pytest.mark.slow
 def test_a_finished_run_goes_on_when_more_iterations_are_asked_for(tmp_path):
     short = train(tmp_path, "num_iterations=2")
     config, _ = new_run(tmp_path, "num_iterations=4")
     run_training(config, short, resumed=True)
     long = train(tmp_path, "num_iterations=4")
     assert rows(short) == rows(long)
+    written = [json.loads(line) for line in (long / "metrics.jsonl").read_text().splitlines()]
+    timed = [row["iteration"] for row in written if "time/checkpoint" in row]
+    assert timed == [3], "the one of iteration 2 was written before iteration 3"
     first, second = final_weights(short), final_weights(long)
     assert all(torch.equal(first[name], second[name]) for name in first)

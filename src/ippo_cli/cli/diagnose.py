@@ -6,12 +6,14 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ippo_cli.cli.arguments import SEARCH_PATH
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
@@ -22,7 +24,7 @@ HIDDEN_GROUPS = ("base", "schema")
 def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
     """The first override that cannot be applied, with its remedy; Hydra's own words where none is to blame."""
     good: list[str] = []
-    for text in sorted(overrides, key=lambda text: not _is_choice(text)):  # choices first: they decide what keys exist
+    for text in sorted(overrides, key=_turn):
         try:
             compose_node([*good, *_single_values(text)])
         except (HydraException, OmegaConfBaseException) as own:
@@ -31,13 +33,14 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
     return ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 
-def groups() -> dict[str, list[str]]:
-    """The configuration groups and their options."""
+def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The configuration groups and their options, those in folders that the overrides add included."""
     found: dict[str, list[str]] = {}
-    for file in sorted(config_dir().rglob("*.yaml")):
-        group = str(file.parent.relative_to(config_dir()))
-        if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
-            found.setdefault(group, []).append(file.stem)
+    for root in (config_dir(), *_added_folders(overrides)):
+        for file in sorted(root.rglob("*.yaml")):
+            group = str(file.parent.relative_to(root))
+            if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
+                found.setdefault(group, []).append(file.stem)
     return found
 
 
@@ -47,8 +50,15 @@ def offered(completions: str) -> str:
     return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
 
 
-def _is_choice(text: str) -> bool:
-    return text.split("=")[0].lstrip("+~") in groups()
+def _turn(text: str) -> tuple[bool, bool]:
+    """Folders first, for the options in them; then choices: they decide what keys exist."""
+    return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in groups()
+
+
+def _added_folders(overrides: Sequence[str]) -> list[Path]:
+    parser = OverridesParser.create()
+    added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
+    return [Path(str(folder).removeprefix("file://")) for folders in added for folder in folders or []]
 
 
 def _single_values(text: str) -> list[str]:
@@ -63,7 +73,7 @@ def _single_values(text: str) -> list[str]:
 def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     key, _, value = text.partition("=")
     name = key.lstrip("+~")
-    options = groups()
+    options = groups(good)
     if not _:
         return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
     if name in options:

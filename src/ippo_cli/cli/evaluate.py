@@ -24,6 +24,7 @@ def main() -> NoReturn:
 
 
 def _evaluate(argv: list[str]) -> None:
+    from ippo_cli.cli.arguments import arguments
     from ippo_cli.cli.resume import saved_overrides
     from ippo_cli.config.checks import check
     from ippo_cli.config.errors import ConfigError, ResumeError
@@ -31,7 +32,7 @@ def _evaluate(argv: list[str]) -> None:
 
     own = dict(OWN)
     overrides: list[str] = []
-    for text in argv:
+    for text in arguments(argv):
         key, found, value = text.partition("=")
         if key in own and found:
             own[key] = value

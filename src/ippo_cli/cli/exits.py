@@ -29,9 +29,12 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     except IppoError as error:
         return _tell(error)
     except (HydraException, OmegaConfBaseException) as error:
+        from hydra._internal.utils import get_args_parser
+
+        from ippo_cli.cli.arguments import arguments
         from ippo_cli.cli.diagnose import diagnose
 
-        overrides = [text for text in argv if not text.startswith("-")]
+        overrides = get_args_parser().parse_args(arguments(argv)).overrides
         try:
             return _tell(diagnose(overrides, error))
         except (HydraException, OmegaConfBaseException):

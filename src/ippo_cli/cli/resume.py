@@ -8,13 +8,14 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from ippo_cli.cli.arguments import SWEEP_FLAGS
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
-from ippo_cli.training.folder import in_use, read_state, run_folders
+from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
 
-# Prefixes of what a run is: another value would be another run.
+# Prefixes of what a run is: another value would be another run, or, from `deepspeed.` on, could not read its shards.
 FROZEN = ("seed", "task.", "actor.model", "actor.kind", "actor.dtype", "critic.kind", "critic.model", "critic.dtype",
-          "rollout.buffer_size", "rollout.num_generations")  # fmt: skip
+          "rollout.buffer_size", "rollout.num_generations", "deepspeed.stage", "deepspeed.offload_")  # fmt: skip
 # Below task.agents.<name>.actor and .critic the same holds as for the groups themselves.
 FREE_OF_AGENTS = ("learning_rate", "lr_schedule", "warmup_iterations", "min_lr_ratio", "weight_decay", "adam_beta1",
                   "adam_beta2", "adam_epsilon", "max_grad_norm", "gradient_checkpointing", "mini_batch_size",
@@ -29,7 +30,7 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     wanted = [text.partition("=")[2] for text in argv if text.startswith("resume=")]
     if not wanted or wanted[-1] == "never":
         return list(argv), None
-    if any(flag in argv for flag in ("-m", "--multirun")):
+    if any(flag in argv for flag in SWEEP_FLAGS):
         raise ConfigError(f"resume={wanted[-1]}", "cannot be combined with a sweep", "resume the jobs one by one")
     typed_now = [text for text in argv if not text.startswith("resume=")]
     folder = _find(wanted[-1], typed_now)
@@ -52,15 +53,22 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
             raise ResumeError(f"resume={wanted}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
         if in_use(folder):
             raise ResumeError(f"resume={wanted}: the run is going on in another process")
+        if not _saved(folder):
+            raise ResumeError(f"resume={wanted}: the run ended before its first checkpoint; start a new one")
         return folder
     now = _composed(overrides)
     root = Path(str(now["output_dir"])) / str(now["name"])
     for folder in run_folders(root):
-        if read_state(folder) != "done" and not in_use(folder) and _fits(folder, now):
+        if read_state(folder) != "done" and not in_use(folder) and _saved(folder) and _fits(folder, now):
             return folder.absolute()
     if wanted == "must":
         raise ResumeError(f"resume=must: no unfinished run of this configuration below {root}; use resume=auto")
     return None
+
+
+def _saved(folder: Path) -> bool:
+    """Whether there is anything to go on from. That all checkpoints are damaged is told when they are read."""
+    return bool(all_checkpoints(folder / "checkpoints"))
 
 
 def saved_overrides(folder: Path) -> list[str]:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.help import HELP_FLAGS, TRAIN_HELP
 
-SWEEP_FLAGS = ("-m", "--multirun")
-
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -22,8 +20,7 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     """Entry point; the exit codes are in `config/errors.py`."""
-    argv = [argument for argument in sys.argv[1:] if not argument.startswith(("--local_rank", "--local-rank"))]
-    argv.sort(key=lambda argument: argument not in SWEEP_FLAGS)  # Hydra refuses overrides on both sides of a flag
+    argv = sys.argv[1:]
     if any(argument in HELP_FLAGS for argument in argv):
         print(TRAIN_HELP, end="")
         sys.exit(0)
@@ -32,15 +29,17 @@ def main() -> NoReturn:
     leave(guarded(lambda: _with_hydra(argv), argv))
 
 
-def _with_hydra(argv: list[str]) -> None:
+def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     import hydra
 
+    from ippo_cli.cli.arguments import SWEEP_FLAGS, arguments
     from ippo_cli.cli.diagnose import offered
     from ippo_cli.cli.resume import continued
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import INTERRUPTED, ConfigError, IppoError, Preempted
     from ippo_cli.config.load import config_dir, register_schemas
 
+    argv = arguments(typed)
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this
             raise ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
@@ -53,6 +52,7 @@ def _with_hydra(argv: list[str]) -> None:
     sys.argv = [sys.argv[0], *argv]
 
     failures: list[BaseException] = []
+    sweeping = any(flag in argv for flag in SWEEP_FLAGS)
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(node: DictConfig) -> None:
@@ -60,6 +60,9 @@ def _with_hydra(argv: list[str]) -> None:
             train(node, folder)
         except Exception as error:  # raised below: Hydra would print it in its own words, and end a sweep
             failures.append(error)
+            if sweeping and isinstance(error, IppoError) and error.exit_code in (Preempted.exit_code, INTERRUPTED):
+                print(f"ippo: the sweep leaves with its job: {error}", file=sys.stderr)
+                raise SystemExit(error.exit_code) from error  # Hydra begins the next job after anything else
 
     if any(flag in argv for flag in ("-sc", "--shell-completion")):
         said = io.StringIO()
@@ -80,14 +83,16 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    from ippo_cli.cli.arguments import SEARCH_PATH
     from ippo_cli.config.checks import check
     from ippo_cli.config.load import resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
-    from ippo_cli.training.folder import reserve_folder, start_files
+    from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
 
     hydra = HydraConfig.get()
-    overrides = [text for text in hydra.overrides.task if not text.startswith("resume=")]
+    folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
+    overrides = [*folders, *(text for text in hydra.overrides.task if not text.startswith("resume="))]
     plain = resolve(node)
     config = typed(plain)
     outside = external_world_size()
@@ -99,6 +104,8 @@ def train(node: DictConfig, folder: Path | None) -> None:
         return
     sweeping = hydra.mode is RunMode.MULTIRUN
     resumed = folder is not None
+    if folder is not None:  # before its files say otherwise
+        refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
     if outside is not None:
         from ippo_cli.training.trainer import run_training
 

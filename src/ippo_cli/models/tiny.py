@@ -25,7 +25,7 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token per character; what is not listed becomes `<unk>`."""
     vocabulary = {token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *sorted(set(characters))])}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # a line's end is a character as well
     raw.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, padding_side="left",
@@ -45,7 +45,7 @@ def make_tiny_actor(
         "hidden_size": config.hidden_size, "num_layers": config.num_layers, "num_heads": config.num_heads,
         "steps": config.warm_start_steps, "batch": config.warm_start_batch_size,
         "learning_rate": config.warm_start_learning_rate, "seed": seed, "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "version": 1,
+        "threads": torch.get_num_threads(), "version": 2,
         "pairs": hashlib.sha256(json.dumps(list(pairs)).encode()).hexdigest(),
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

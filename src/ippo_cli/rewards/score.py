@@ -63,7 +63,8 @@ def attempt(
 
     Every rank's answer has the same parts: NaN where a rank's own has none.
     """
-    rows, failure = len(examples), None
+    rows = len(examples)
+    failure: Exception | None = None
     nothing = [math.nan] * rows
     given = Reward(team=nothing, agent=dict.fromkeys(responses, nothing), valid=[False] * rows)
     for _ in range(ATTEMPTS):
@@ -74,6 +75,8 @@ def attempt(
             raise
         except Exception as error:  # a user's function may raise anything: it is counted, shown, and ends the run
             failure = error
+        except SystemExit as error:  # it may not end the run as if that had been done
+            failure = RuntimeError(f"it called exit({error.code})")
     every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
     return replace(given, parts={name: given.parts.get(name, nothing) for name in every}), failure
 

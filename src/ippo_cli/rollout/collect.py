@@ -9,7 +9,7 @@ import torch
 from torch.profiler import record_function
 
 from ippo_cli.agents.agent import Speaker
-from ippo_cli.config.errors import NonFiniteError
+from ippo_cli.config.errors import ConfigError, NonFiniteError
 from ippo_cli.config.schema import Gather, RolloutConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.early import Said
@@ -59,13 +59,15 @@ def _agent_rollout(
     with record_function(f"ippo/rollout/{agent.name}"), agent.speaking(config.gather.value) as policy:
         device = next(policy.parameters()).device
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+        limit = context_limit(policy.lm.config, config)
+        _refuse_too_long(agent.name, prompts, config, limit)
         draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)
         try:
             decoded = decode(
                 policy.lm, agent.tokenizer, ids, mask, sampling,
                 uniforms=draws,
                 batch_size=config.decode_batch_size,
-                context_limit=context_limit(policy.lm.config, config),
+                context_limit=limit,
                 # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
                 poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
                 finished=None if said is None else lambda rows, texts: said(agent.name, rows, texts),
@@ -78,6 +80,15 @@ def _agent_rollout(
         turn=torch.where(decoded.response_mask, 0, -1), logprobs=decoded.logprobs,
         behavior_logprobs=decoded.behavior_logprobs, finished=decoded.finished, texts=decoded.texts,
     )  # fmt: skip
+
+
+def _refuse_too_long(agent: str, prompts: PromptBatch, config: RolloutConfig, limit: int) -> None:
+    longest = int(prompts.mask.sum(dim=1).max()) if len(prompts.mask) else 0
+    if longest >= limit:
+        raise ConfigError(f"rollout.max_prompt_tokens={config.max_prompt_tokens}",
+                          f"lets in agent {agent}'s prompt of {longest} tokens, which leaves no room for a response in "
+                          f"its context of {limit}", "shorten the prompts, or use a model with a longer context"
+                          )  # fmt: skip
 
 
 def context_limit(model_config: object, config: RolloutConfig) -> int:

@@ -20,13 +20,8 @@ def share(total: int, rank: int, world_size: int) -> range:
 
 def fill(template: str, example: Example, setting: str) -> str:
     """The template with each `{field}` replaced by that field of the example; `{{` and `}}` are braces."""
-    try:
-        pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})",
-                          "write {{ and }} for braces") from error  # fmt: skip
     parts: list[str] = []
-    for literal, field, form, conversion in pieces:
+    for literal, field, form, conversion in _pieces(template, setting):
         parts.append(literal)
         if form or conversion:
             raise ConfigError(f"{setting}={template!r}", f"formats the field {field!r}, and fields stay as they are",
@@ -35,8 +30,25 @@ def fill(template: str, example: Example, setting: str) -> str:
             if field not in example:
                 raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which examples do not have",
                                   "they have: " + " ".join(example))  # fmt: skip
+            if example[field] is None:  # the word None is nothing that anybody meant to say
+                raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which is null in an example",
+                                  "fill it in, or leave such examples out")  # fmt: skip
             parts.append(str(example[field]))
     return "".join(parts)
+
+
+def fields_of(template: str, setting: str) -> set[str]:
+    """The fields that a template names."""
+    return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
+
+
+def _pieces(template: str, setting: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    """Literal text, the field after it, and how that is to be formatted."""
+    try:
+        return list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})",
+                          "write {{ and }} for braces") from error  # fmt: skip
 
 
 class PromptStream:

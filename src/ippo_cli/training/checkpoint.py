@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,12 +29,16 @@ from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.critic import ValueModel
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import (
+    MANIFEST,
+    all_checkpoints,
+    refuse_other_world_size,
+    step_name,
+    write_atomically,
+)
 from ippo_cli.training.run import RunState
 
 SCHEMA_VERSION = 2
-MANIFEST = "manifest.json"
-NAME = re.compile(r"step_\d+")
 MAX_FAILURES_IN_A_ROW = 3
 
 
@@ -113,11 +116,7 @@ class Checkpoints:
         stored = json.loads((found / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{found} was written by a version with another checkpoint format")
-        if stored["world_size"] != distributed.world_size():
-            raise ResumeError(
-                f"{found} was written by {stored['world_size']} processes and there are "
-                f"{distributed.world_size()} now; start with launch.processes={stored['world_size']}"
-            )
+        refuse_other_world_size(found, distributed.world_size())
         for name, agent in state.agents.items():
             for learner in agent.learners:
                 learner.engine.load(found / name / f"engine_{learner.role}")
@@ -174,16 +173,6 @@ class Checkpoints:
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
                 shutil.rmtree(doomed)
-
-
-def step_name(iteration: int) -> str:
-    return f"step_{iteration:08d}"
-
-
-def all_checkpoints(folder: Path) -> list[Path]:
-    """Committed checkpoints, oldest first."""
-    found = [path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def pointed(folder: Path, name: str) -> Path | None:

@@ -42,7 +42,8 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
         scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
         found = _metrics(given, scores, rollouts, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
-            raise RewardError(f"evaluation: {found['failed_share']:.0%} of the rows have no reward ({failure})")
+            reason = "they are not finite, or not valid" if failure is None else f"{type(failure).__name__}: {failure}"
+            raise RewardError(f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {reason}")
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
     if config.task.headline not in metrics:

@@ -14,10 +14,10 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.checkpoint import all_checkpoints, damaged, newest_intact, pointed
+from ippo_cli.training.checkpoint import damaged, newest_intact, pointed
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import all_checkpoints, write_atomically
 from ippo_cli.training.trainer import prepare_process
 
 
@@ -74,6 +74,9 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Path:
     else:
         raise ConfigError(f"checkpoint={checkpoint}", "is not known", "use latest, best or an iteration's number")
     if found is None:
+        if checkpoint == "best" and (root / "latest.json").is_file() and not (root / "best.json").is_file():
+            raise ResumeError(f"run={folder}: no evaluation was better than the one before training, so the best "
+                              "weights are those it began with; use checkpoint=latest")  # fmt: skip
         there = " ".join(str(int(path.name.split("_")[1])) for path in all_checkpoints(root)) or "none"
         raise ResumeError(f"run={folder}: there is no intact checkpoint={checkpoint}; those there: {there}")
     if (damage := damaged(found)) is not None:

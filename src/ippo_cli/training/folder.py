@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import secrets
 import shlex
 import time
@@ -17,6 +18,9 @@ from typing import IO
 from ippo_cli.config.errors import ResumeError, StorageError
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
+
+MANIFEST = "manifest.json"
+CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
 def reserve_folder(root: Path) -> Path:
@@ -64,11 +68,11 @@ def distributed_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def lock(folder: Path) -> IO[str]:
+def lock(folder: Path, *, shared: bool = False) -> IO[str]:
     """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
     file = (folder / "run.lock").open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise ResumeError(f"{folder} is in use by another process") from None
@@ -76,9 +80,10 @@ def lock(folder: Path) -> IO[str]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether some process holds the folder."""
+    """Whether some process holds the folder. Ranks that ask this of one folder at the same moment do not see each
+    other."""
     try:
-        lock(folder).close()
+        lock(folder, shared=True).close()
     except ResumeError:
         return True
     return False
@@ -95,3 +100,28 @@ def read_state(folder: Path) -> str:
         return str(json.loads((folder / "run.json").read_text())["state"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error
+
+
+def step_name(iteration: int) -> str:
+    """Of the checkpoint that was saved after this many iterations."""
+    return f"step_{iteration:08d}"
+
+
+def all_checkpoints(folder: Path) -> list[Path]:
+    """Committed checkpoints below a run's `checkpoints/`, oldest first."""
+    found = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
+    found = [path for path in found if (path / MANIFEST).is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def refuse_other_world_size(checkpoint: Path, world_size: int) -> None:
+    """Raise `ResumeError` where a checkpoint was written by another number of processes than will read it."""
+    try:
+        wrote = int(json.loads((checkpoint / "state.json").read_text())["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # damaged: loading verifies every file, and tells
+    if wrote != world_size:
+        raise ResumeError(
+            f"{checkpoint} was written by {wrote} processes and there are {world_size} now; "
+            f"start with launch.processes={wrote}"
+        )

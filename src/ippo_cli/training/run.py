@@ -28,6 +28,15 @@ class RunState:
     error: str | None = None
 
 
+def state_before(folder: Path) -> RunState:
+    """What `run.json` says of a run that goes on; what a checkpoint knows better is taken from there later."""
+    try:
+        known = json.loads((folder / "run.json").read_text())
+        return RunState(known["state"], known["wall_seconds"], known["iterations"], known["evaluation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return RunState()
+
+
 class Run:
     """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here."""
 
@@ -35,15 +44,12 @@ class Run:
         self.folder = folder
         self.state = state
         self._main = distributed.is_main()
-        self._began = time.monotonic() - state.wall_seconds
+        self._counted = time.monotonic()  # up to here time is part of `wall_seconds`
+        self._wants_board = self._main and tracker.tensorboard
         self._board = None
         if self._main:
             (folder / "samples").mkdir(exist_ok=True)
             self.save_state()
-            if tracker.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._board = SummaryWriter(str(folder / "tb"))
 
     @property
     def metrics_file(self) -> Path:
@@ -69,11 +75,21 @@ class Run:
             file.write(json.dumps(finite, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if self._board is not None:
-            for key, value in row.items():
-                if key != "iteration":
-                    self._board.add_scalar(key, value, int(row["iteration"]))
-            self._board.flush()
+        self.state.iterations = int(row["iteration"])
+        self.save_state()
+        if self._wants_board:
+            self._draw(row)
+
+    def _draw(self, row: Mapping[str, float]) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What an earlier process drew from here on was abandoned with it.
+            self._board = SummaryWriter(str(self.folder / "tb"), purge_step=int(row["iteration"]))
+        for key, value in row.items():
+            if key != "iteration":
+                self._board.add_scalar(key, value, int(row["iteration"]))
+        self._board.flush()
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Model text as data: one JSON object per line, every control character escaped."""
@@ -101,6 +117,7 @@ class Run:
             self._board.close()
 
     def save_state(self) -> None:
-        self.state.wall_seconds = round(time.monotonic() - self._began, 3)
+        now = time.monotonic()
+        self.state.wall_seconds, self._counted = round(self.state.wall_seconds + now - self._counted, 3), now
         if self._main:
             write_atomically(self.folder / "run.json", json.dumps(vars(self.state), indent=1) + "\n")

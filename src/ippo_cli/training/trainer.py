@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy
@@ -43,7 +43,7 @@ from ippo_cli.training.metrics import (
     target_metrics,
 )
 from ippo_cli.training.profile import PREFIX, profiled
-from ippo_cli.training.run import Run, RunState
+from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import Departure, Leaving
 from ippo_cli.training.update import Clock, update
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
@@ -77,6 +77,7 @@ class Trainer:
     checkpoints: Checkpoints
     console: Console
     departure: Departure
+    saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def train(self) -> None:
         """Walk the corridor until the last iteration. Raises `Preempted` after saving when asked to leave."""
@@ -162,7 +163,9 @@ class Trainer:
         self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()
         if improved or self.checkpoints.due(iteration, self.plan.num_iterations):
+            began = time.perf_counter()
             self.checkpoints.save(self.state, best=improved)
+            self.saving_seconds = time.perf_counter() - began
         if not last and self.departure.agreed():
             raise Leaving
 
@@ -212,15 +215,17 @@ class Trainer:
         headline = self.config.task.headline
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
         self.console.evaluation(iteration, found.metrics, headline)
-        self.run.state.iterations = iteration
         return self.run.evaluated(iteration, headline, found.metrics)
 
     def _pace(self, clock: Stopwatch, row: Mapping[str, float]) -> dict[str, float]:
         """Times and rates of an iteration; never compared between runs."""
         total = sum(clock.seconds.values())
+        seconds = clock.seconds | {"iteration": total}
+        if self.saving_seconds:
+            seconds["checkpoint"], self.saving_seconds = self.saving_seconds, 0.0
         size, agents = self.config.rollout.buffer_size, self.state.agents
         tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * size
-        return prefixed("time", clock.seconds | {"iteration": total}) | {
+        return prefixed("time", seconds) | {
             "perf/tokens_per_second": tokens / clock.seconds["rollout"],
             "perf/samples_per_second": size * len(agents) / total,
             "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
@@ -242,7 +247,7 @@ def run_training(
     """
     device = prepare_process(config)
     try:
-        distributed.same_everywhere(hashlib.sha256(repr(config).encode()).hexdigest(), "configuration")
+        distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
         folder = _agreed_folder(config, folder, start)
         with ExitStack() as held:
             if distributed.is_main():
@@ -257,7 +262,7 @@ def run_training(
 def _train(
     config: Config, folder: Path, console: Console, departure: Departure, device: torch.device, *, resumed: bool
 ) -> None:
-    run = Run(folder, config.tracker, RunState())
+    run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None
     try:
         trainer = build_trainer(config, folder, run, console, departure, device, resumed=resumed)
