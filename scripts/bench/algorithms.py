@@ -48,20 +48,23 @@ QUICK = ("num_iterations=3", "evaluation.every=1", "evaluation.greedy=false", "t
 class Adjustment:
     """Overrides that some algorithms (`algorithm/critic`) need on some tasks beside their presets, and why."""
 
-    variant: str  # a pattern
+    variants: tuple[str, ...]  # patterns
     task: str  # a pattern
     overrides: tuple[str, ...]
     reason: str
 
+    def fits(self, variant: str, task: str) -> bool:
+        return fnmatchcase(task, self.task) and any(fnmatchcase(variant, pattern) for pattern in self.variants)
+
 
 ADJUSTMENTS = (
     Adjustment(
-        variant="*/separate", task="probe_*", overrides=("critic.learning_rate=5e-3",),
+        variants=("*/separate", "*/value_head"), task="probe_*", overrides=("critic.learning_rate=5e-3",),
         reason="from random weights a critic has as much to learn as its actor",
     ),
     Adjustment(
-        variant="*/value_head", task="probe_*", overrides=("critic.learning_rate=5e-3",),
-        reason="the same for the head",
+        variants=("dr_grpo/*", "rloo/*", "remax/*"), task="probe_grid", overrides=("algorithm.entropy_coef=0.03",),
+        reason="their advantages are differences of scores, a fifth as large as whitened ones: so is the bonus",
     ),
 )  # fmt: skip
 
@@ -141,7 +144,7 @@ def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
     algorithm, critic = variant.split("/")
     overrides = [*TASKS[task], f"algorithm={algorithm}", f"critic={critic}", f"seed={seed}", *EVERY_RUN]
     for adjustment in ADJUSTMENTS:
-        if fnmatchcase(variant, adjustment.variant) and fnmatchcase(task, adjustment.task):
+        if adjustment.fits(variant, task):
             overrides += adjustment.overrides
     name = f"name={task}-{variant.replace('/', '-')}-{seed}"
     overrides += [*(QUICK if given.quick else ()), name, f"output_dir={given.output / 'runs'}"]
@@ -179,11 +182,8 @@ def _finished(config: Config) -> Path | None:
 
 def _notes(jobs: Sequence[Job]) -> list[str]:
     """What was set beside the presets, and why."""
-    used = [
-        adjustment for adjustment in ADJUSTMENTS
-        if any(fnmatchcase(job.variant, adjustment.variant) and fnmatchcase(job.task, adjustment.task) for job in jobs)
-    ]  # fmt: skip
-    return [f"`{one.variant}` on `{one.task}`: `{' '.join(one.overrides)}` ({one.reason})" for one in used]
+    used = [one for one in ADJUSTMENTS if any(one.fits(job.variant, job.task) for job in jobs)]
+    return [f"`{' '.join(one.variants)}` on `{one.task}`: `{' '.join(one.overrides)}` ({one.reason})" for one in used]
 
 
 if __name__ == "__main__":
