@@ -20,8 +20,8 @@ LIMITS: dict[tuple[str, str], str] = {
     (
         "comlrl_ippo",
         "sorting",
-    ): "its baseline has read the response, explains up to half of what that was scored for, and "
-    "takes that much of the credit away; `comlrl_iac` reads it before the response",
+    ): "its baseline has read the response, explains up to half of its score, and "
+    "takes that much of the credit away; that of `comlrl_iac` is read before the response",
 }
 
 
