@@ -16,13 +16,10 @@ MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
 COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
 AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
 # Algorithm and task -> why it cannot learn all of it, even in principle.
-LIMITS: dict[tuple[str, str], str] = {
-    (
-        "comlrl_ippo",
-        "sorting",
-    ): "its baseline has read the response, explains up to half of its score, and "
-    "takes that much of the credit away; that of `comlrl_iac` is read before the response",
-}
+LIMITS = {
+    ("comlrl_ippo", "sorting"): "its baseline has read the response, explains up to half of its score, and takes that much "
+    "of the credit away; `comlrl_iac` reads its own before the response",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
