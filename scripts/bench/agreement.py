@@ -90,12 +90,15 @@ def read(file: Path) -> dict[str, list[Row]]:
 
 def compare(peer: str, comparison: Comparison, cases: int) -> Row:
     """All cases of one comparison, and whether the result is the one its table tells."""
-    by_dtype = [largest(comparison, comparison.ours, dtype, cases) for dtype in comparison.dtypes]
-    agrees = within(comparison, by_dtype)
+    found = [largest(comparison, comparison.ours, dtype, cases) for dtype in comparison.limits]
+    shares = [one / limit for one, limit in zip(found, comparison.limits.values(), strict=True)]
+    agrees = max(shares) <= 1.0
     translated = None
     if comparison.translated is not None:
-        after = [largest(comparison, comparison.translated, dtype, cases) for dtype in comparison.dtypes]
-        translated = max(one / limit for one, limit in zip(after, limits(comparison), strict=True))
+        translated = max(
+            largest(comparison, comparison.translated, dtype, cases) / limit
+            for dtype, limit in comparison.limits.items()
+        )
     explained = translated is None or translated <= 1.0
     if comparison.known is None:
         verdict = "agrees" if agrees else "DIFFERS"
@@ -104,18 +107,10 @@ def compare(peer: str, comparison: Comparison, cases: int) -> Row:
     else:
         verdict = f"differs: {comparison.known}" + ("" if explained else "; THAT IS NOT THE WHOLE REASON")
     return Row(
-        peer=peer, what=comparison.what, on=", ".join(comparison.on), cases=cases, float32=by_dtype[0],
-        float64=by_dtype[1] if len(by_dtype) > 1 else None, translated=translated, verdict=verdict,
+        peer=peer, what=comparison.what, on=", ".join(comparison.on), cases=cases, float32=found[0],
+        float64=found[1] if len(found) > 1 else None, translated=translated, verdict=verdict,
         expected=explained and agrees == (comparison.known is None),
     )  # fmt: skip
-
-
-def limits(comparison: Comparison) -> list[float]:
-    return [limit for limit in comparison.tolerance if limit is not None]
-
-
-def within(comparison: Comparison, by_dtype: Sequence[float]) -> bool:
-    return all(one <= limit for one, limit in zip(by_dtype, limits(comparison), strict=True))
 
 
 def largest(comparison: Comparison, ours: Side, dtype: torch.dtype, cases: int) -> float:

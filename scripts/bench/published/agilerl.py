@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -10,20 +9,17 @@ from agilerl.algorithms.grpo import GRPO
 from agilerl.algorithms.ppo_llm import PPO
 from agilerl.algorithms.reinforce_llm import REINFORCE
 from agilerl.utils import llm_utils
-from published.cases import EPSILON, SINGLE, Case, Comparison, Side, aggregated, graded, joined
+from published.cases import EPSILON, SINGLE, Case, Comparison, Side, graded, joined
+from published.ours import Choice, aggregated, kl, per_row, per_token, policy, tokens, values, with_epsilon
 from torch import Tensor
 
 from ippo_cli.formulas import (
-    aggregate,
-    clipped_policy_loss,
     gae,
     group_normalized,
-    kl_estimate,
     masked_mean,
     masked_var,
     masked_whiten,
     place_scores,
-    pool_logratio,
     pool_values,
     turn_ends,
     turn_gae,
@@ -74,10 +70,6 @@ def their_by_token(c: Case) -> tuple[Tensor, Tensor]:
     return advantages, returns
 
 
-def by_token(c: Case) -> tuple[Tensor, Tensor]:
-    return gae(c.rewards, c.values, c.mask, gamma=c.gamma, gae_lambda=c.gae_lambda)
-
-
 def turn_by_turn(c: Case) -> tuple[Tensor, Tensor]:
     """Our GAE of each turn as if it were alone in its row."""
     results = [gae(c.rewards, c.values, c.turn == turn, gamma=c.gamma, gae_lambda=c.gae_lambda)
@@ -106,42 +98,22 @@ def their_grpo(norm: str) -> Side:
     return lambda c: GRPO._calculate_advantage(SimpleNamespace(group_size=c.block, adv_norm=norm), c.score)[:, 0]
 
 
-def other_epsilon(c: Case) -> Tensor:
-    std = c.score.view(-1, c.block).std(dim=1).repeat_interleave(c.block)
-    return grpo(c) * (std + 1e-6) / (std + 1e-8)
+ADVANTAGES: dict[str, Choice] = {"token": per_token, "turn": repeated, "sequence": per_row}
 
 
-def surrogate(level: str, pooling: str, *, units: Callable[[Case], Tensor] | None = None) -> Side:
-    """Our loss; over `units` only, one token of each, where these are what is averaged over."""
-
-    def loss(new: Tensor, c: Case) -> Tensor:
-        logratio = pool_logratio(new, c.old, c.mask, c.turn, level=level, pooling=pooling)
-        each = clipped_policy_loss(new, c.old, advantages(c, level), clip_range_low=c.low, clip_range_high=c.low,
-                                   logratio=logratio)  # fmt: skip
-        mask = c.mask if units is None else units(c)
-        mode = "seq-mean-token-mean" if level == "sequence" else "token-mean"
-        return aggregate(each, mask, mode=mode, num_tokens=int(mask.sum()), num_sequences=c.num_sequences)
-
-    return lambda c: graded(lambda new: loss(new, c), c.new)
-
-
-def advantages(c: Case, level: str) -> Tensor:
-    """Equal within what the level makes one action."""
-    return {"token": c.advantages, "turn": repeated(c), "sequence": c.on_tokens(c.row_advantages)}[level]
+def surrogate(level: str, pooling: str, units: Choice | None = None) -> Side:
+    mode = "seq-mean-token-mean" if level == "sequence" else "token-mean"
+    return policy(mode, ADVANTAGES[level], level=level, pooling=pooling, units=units, upper=lambda c: c.low)
 
 
 def their_surrogate(level: str, pooling: str) -> Side:
     def loss(new: Tensor, c: Case) -> Tensor:
         name = "trajectory" if level == "sequence" else level
         return llm_utils.clipped_is_surrogate(
-            new - c.old, advantages(c, level), c.m, c.turn, name, c.low, turn_reduction=pooling
+            new - c.old, ADVANTAGES[level](c), c.m, c.turn, name, c.low, turn_reduction=pooling
         )[0]
 
     return lambda c: graded(lambda new: loss(new, c), c.new)
-
-
-def kl(c: Case) -> tuple[Tensor, Tensor]:
-    return graded(lambda new: kl_estimate(new, c.ref, estimator="k3"), c.new)
 
 
 def their_kl(c: Case) -> tuple[Tensor, Tensor]:
@@ -167,19 +139,11 @@ def their_bounded_kl(c: Case) -> tuple[Tensor, Tensor]:
     return graded(penalty, c.new)
 
 
-def token_values(c: Case) -> tuple[Tensor, Tensor]:
-    def loss(new: Tensor) -> Tensor:
-        return aggregated(value_loss(new, c.values, c.returns, value_clip_range=c.low), c, mode="token-mean")
-
-    return graded(loss, c.new_values)
-
-
 def turn_values(reading: str) -> Side:
     def loss(new: Tensor, c: Case) -> Tensor:
         pooled, old = (pool_values(v, c.mask, c.turn, turn_value=READINGS[reading]) for v in (new, c.values))
         each = value_loss(pooled, old, repeated(c), value_clip_range=c.low)
-        ends = last_tokens(c)
-        return aggregate(each, ends, mode="token-mean", num_tokens=int(ends.sum()), num_sequences=c.num_sequences)
+        return aggregated(each, c, "token-mean", mask=last_tokens(c))
 
     return lambda c: graded(lambda new: loss(new, c), c.new_values)
 
@@ -200,12 +164,12 @@ COMPARISONS = (
                  ours=joined(by_turn(theirs, whiten=False), by_turn(theirs, whiten=True)), tolerance=SINGLE,
                  theirs=joined(their_by_turn(theirs, whiten=False), their_by_turn(theirs, whiten=True)))
       for theirs, ours in READINGS.items()),
-    Comparison(what="GAE and returns over tokens", ours=by_token, theirs=their_by_token, on=("plain",),
+    Comparison(what="GAE and returns over tokens", ours=tokens, theirs=their_by_token, on=("plain",),
                tolerance=SINGLE),
-    Comparison(what="GAE and returns over tokens", ours=by_token, theirs=their_by_token, tolerance=SINGLE,
+    Comparison(what="GAE and returns over tokens", ours=tokens, theirs=their_by_token, tolerance=SINGLE,
                known=BROKEN, translated=turn_by_turn),
     Comparison(what="REINFORCE over turns, z-scored", ours=to_go, theirs=their_to_go, tolerance=SINGLE),
-    Comparison(what="GRPO", ours=grpo, theirs=their_grpo("mean_std"), translated=other_epsilon,
+    Comparison(what="GRPO", ours=grpo, theirs=their_grpo("mean_std"), translated=with_epsilon(1e-8),
                known="1e-8 beside the deviation; ours is 1e-6"),
     Comparison(what="Dr. GRPO", ours=lambda c: group_normalized(c.score, c.blocks, scale_by_std=False),
                theirs=their_grpo("mean_only")),
@@ -213,13 +177,13 @@ COMPARISONS = (
                theirs=their_surrogate("token", "sum"), on=("empty rows",)),
     *(Comparison(what=f"policy loss by turn, {pooling} of log-ratios, and gradient", ours=surrogate("turn", pooling),
                  theirs=their_surrogate("turn", pooling), tolerance=SINGLE, known=UNITS,
-                 translated=surrogate("turn", pooling, units=last_tokens)) for pooling in ("mean", "sum")),
+                 translated=surrogate("turn", pooling, last_tokens)) for pooling in ("mean", "sum")),
     Comparison(what="policy loss by response (GSPO) and gradient", ours=surrogate("sequence", "mean"),
                theirs=their_surrogate("sequence", "mean"), on=("empty rows",)),
-    Comparison(what="KL k3 and gradient", ours=kl, theirs=their_kl),
-    Comparison(what="KL k3 as a penalty, bounded, and gradient", ours=kl, theirs=their_bounded_kl, on=("far",),
+    Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl),
+    Comparison(what="KL k3 as a penalty, bounded, and gradient", ours=kl("k3"), theirs=their_bounded_kl, on=("far",),
                known=BOUNDED, translated=bounded_kl),
-    Comparison(what="value loss by token, clipped, and gradient", ours=token_values, on=("empty rows",),
+    Comparison(what="value loss by token, clipped, and gradient", ours=values(lambda c: c.low), on=("empty rows",),
                theirs=their_values("mean", "token")),
     *(Comparison(what=f"value loss by turn, turn_value={ours}, clipped, and gradient", ours=turn_values(theirs),
                  theirs=their_values(theirs, "turn"), tolerance=SINGLE) for theirs, ours in READINGS.items()),

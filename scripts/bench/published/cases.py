@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
-
-from ippo_cli.formulas import aggregate, place_scores
 
 # Largest difference that passes, |ours - theirs| / max(1, |theirs|), in float32 and float64; None is not compared.
 Tolerance = tuple[float, float | None]
@@ -201,12 +199,12 @@ class Comparison:
     tolerance: Tolerance = EXACT
     known: str | None = None
     translated: Side | None = None
-    dtypes: tuple[torch.dtype, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        assert (self.known is not None) or (self.translated is None)
-        dtypes = (torch.float32,) if self.tolerance[1] is None else (torch.float32, torch.float64)
-        object.__setattr__(self, "dtypes", dtypes)
+    @property
+    def limits(self) -> dict[torch.dtype, float]:
+        """The largest difference that passes, by the dtypes that are compared."""
+        single, double = self.tolerance
+        return {torch.float32: single} | ({} if double is None else {torch.float64: double})
 
 
 def joined(*sides: Side) -> Side:
@@ -225,15 +223,3 @@ def graded(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Te
     value = function(at)
     (gradient,) = torch.autograd.grad(value.sum(), at)
     return value.detach(), gradient
-
-
-def aggregated(loss: Tensor, case: Case, *, mode: str, norm: float | None = None) -> Tensor:
-    """Our aggregation of a batch that is the whole optimizer step."""
-    return aggregate(
-        loss, case.mask, mode=mode, num_tokens=case.num_tokens, num_sequences=case.num_sequences, norm=norm
-    )
-
-
-def outcome_rewards(case: Case) -> Tensor:
-    """Each row's score on its last own token, `[B, R]`."""
-    return place_scores(case.score[:, None], case.mask, torch.where(case.mask, 0, -1))

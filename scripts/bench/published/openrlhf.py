@@ -5,27 +5,37 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import torch
-from published.cases import EPSILON, SINGLE, Case, Comparison, Side, aggregated, graded, joined
+from published.cases import EPSILON, SINGLE, Case, Comparison, Side, graded, joined
+from published.ours import (
+    adapted,
+    adaptive,
+    aggregated,
+    chosen,
+    kl,
+    less_group_mean_whitened,
+    outcome_rewards,
+    per_row,
+    per_token,
+    policy,
+    tokens,
+    values,
+    with_epsilon,
+)  # fmt: skip
 from torch import Tensor
 
 from ippo_cli.formulas import (
-    adaptive_kl_step,
     behavior_weights,
     clipped_policy_loss,
     gae,
     group_normalized,
     kl_estimate,
     leave_one_out,
-    masked_whiten,
-    place_scores,
     pool_logratio,
     reward_to_go,
-    selected_logprobs,
-    value_loss,
 )
 
 # Packages whose own `__init__` imports kernels or servers that need a GPU, which their modules do not: left unrun.
@@ -42,14 +52,10 @@ from openrlhf.models.utils import compute_approx_kl, compute_reward, log_probs_f
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
 
-HORIZON = 100
 TEMPERATURE = 0.7
 HOLES = "discounts through observations and takes values there as 0; ours steps over them"
+BASELINE = less_group_mean_whitened(lambda c: c.blocks)
 POPULATION = "the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)"
-
-
-def tokens(c: Case, **settings: Any) -> tuple[Tensor, Tensor]:
-    return gae(c.rewards, c.values, c.mask, **({"gamma": c.gamma, "gae_lambda": c.gae_lambda} | settings))
 
 
 def over_holes(c: Case) -> tuple[Tensor, Tensor]:
@@ -59,9 +65,13 @@ def over_holes(c: Case) -> tuple[Tensor, Tensor]:
     return c.kept(advantages), c.kept(returns)
 
 
-def their_gae(c: Case, gamma: float | None = None, gae_lambda: float | None = None) -> tuple[Tensor, Tensor]:
+def undiscounted(c: Case) -> Case:
+    return replace(c, gamma=1.0, gae_lambda=1.0)
+
+
+def their_gae(c: Case) -> tuple[Tensor, Tensor]:
     advantages, returns = RemoteExperienceMaker.get_advantages_and_returns(
-        None, c.values, c.rewards, c.m, gamma or c.gamma, gae_lambda or c.gae_lambda
+        None, c.values, c.rewards, c.m, c.gamma, c.gae_lambda
     )
     return c.kept(advantages), c.kept(returns)
 
@@ -100,33 +110,13 @@ def rows(formula: Callable[[Case], Tensor]) -> Side:
     return lambda c: c.on_tokens(formula(c))
 
 
-def reinforce_baseline(c: Case) -> Tensor:
-    return masked_whiten(c.on_tokens(group_normalized(c.score, c.blocks, scale_by_std=False)), c.mask)
-
-
 def as_population(x: Tensor, c: Case) -> Tensor:
     return x * (c.num_tokens / (c.num_tokens - 1)) ** 0.5
-
-
-def scaled(c: Case) -> Tensor:
-    """Our GRPO with 1e-9 beside the deviation."""
-    std = c.score.view(-1, c.block).std(dim=1).repeat_interleave(c.block)
-    return group_normalized(c.score, c.blocks) * (std + 1e-6) / (std + 1e-9)
 
 
 def rloo_with_kl(c: Case) -> Tensor:
     """The group's part on every token, and the KL term of the tokens from there on."""
     return c.on_tokens(leave_one_out(c.score, c.blocks)) - reward_to_go(0.3 * (c.old - c.ref), c.mask, gamma=1.0)
-
-
-def policy(pool: str, *, dual: bool, mode: str, advantages: Callable[[Case], Tensor]) -> Side:
-    def loss(new: Tensor, c: Case) -> Tensor:
-        logratio = pool_logratio(new, c.old, c.mask, c.turn, level=pool, pooling="mean")
-        each = clipped_policy_loss(new, c.old, advantages(c), clip_range_low=c.low, clip_range_high=c.high,
-                                   dual_clip=c.dual if dual else None, logratio=logratio)  # fmt: skip
-        return aggregated(each, c, mode=mode)
-
-    return lambda c: graded(lambda new: loss(new, c), c.new)
 
 
 def their_policy(kind: str, *, dual: bool, by_token: bool, advantages: Callable[[Case], Tensor]) -> Side:
@@ -139,7 +129,7 @@ def their_policy(kind: str, *, dual: bool, by_token: bool, advantages: Callable[
 
 def corrected(c: Case, weights: Tensor) -> Tensor:
     each = clipped_policy_loss(c.new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high)
-    return aggregated(each * weights, c, mode="token-mean")
+    return aggregated(each * weights, c, "token-mean")
 
 
 def their_corrected(level: str, mode: str, low: Callable[[Case], float]) -> Side:
@@ -163,19 +153,8 @@ def gated_by_mean(c: Case) -> Tensor:
     return torch.where((gate >= c.low) & (gate <= c.cap), each, 0.0)
 
 
-def values(c: Case, clip: float | None) -> tuple[Tensor, Tensor]:
-    def loss(new: Tensor) -> Tensor:
-        return aggregated(value_loss(new, c.values, c.returns, value_clip_range=clip), c, mode="token-mean")
-
-    return graded(loss, c.new_values)
-
-
 def their_values(c: Case, clip: float | None) -> tuple[Tensor, Tensor]:
     return graded(lambda new: ValueLoss(clip)(new, c.values, c.returns, c.m), c.new_values)
-
-
-def kl(estimator: str) -> Side:
-    return lambda c: graded(lambda new: kl_estimate(new, c.ref, estimator=estimator), c.new)
 
 
 def capped_kl(estimator: str) -> Side:
@@ -188,40 +167,15 @@ def their_kl(estimator: str, *, straight: bool = False) -> Side:
     )
 
 
-def adaptive(c: Case) -> Tensor:
-    kl, size = c.score[0].abs(), len(c.score)
-    return torch.tensor(adaptive_kl_step(c.coef, kl, target=c.cap, horizon=HORIZON, num_samples=size))
-
-
-def their_adaptive(c: Case) -> Tensor:
-    controller = AdaptiveKLController(c.coef, c.cap, HORIZON)
-    controller.update(float(c.score[0].abs()), len(c.score))
-    return torch.tensor(float(controller.value))
-
-
 def reward(c: Case) -> Tensor:
-    placed = place_scores(c.score[:, None], c.mask, torch.where(c.mask, 0, -1))
-    return c.kept(placed - c.coef * (c.old - c.ref))
-
-
-def chosen(c: Case) -> tuple[Tensor, Tensor]:
-    return graded(lambda logits: selected_logprobs(logits, lambda hidden: hidden, c.ids, temperature=TEMPERATURE,
-                                                   chunk_tokens=7)[0], c.logits)  # fmt: skip
-
-
-def per_token(c: Case) -> Tensor:
-    return c.advantages
-
-
-def per_row(c: Case) -> Tensor:
-    return c.on_tokens(c.row_advantages)
+    return c.kept(outcome_rewards(c) - c.coef * (c.old - c.ref))
 
 
 COMPARISONS = (
     Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, on=("plain",)),
     Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, known=HOLES, translated=over_holes),
-    Comparison(what="GAE and returns at gamma = lambda = 1", ours=lambda c: tokens(c, gamma=1.0, gae_lambda=1.0),
-               theirs=lambda c: their_gae(c, 1.0, 1.0)),
+    Comparison(what="GAE and returns at gamma = lambda = 1", ours=lambda c: tokens(undiscounted(c)),
+               theirs=lambda c: their_gae(undiscounted(c))),
     Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
                theirs=their_to_go, on=("plain",)),
     Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
@@ -235,22 +189,21 @@ COMPARISONS = (
                theirs=their_advantages("dr_grpo")),
     Comparison(what="GRPO (group_norm)", ours=rows(lambda c: group_normalized(c.score, c.blocks)),
                theirs=their_advantages("group_norm"), 
-               known="1e-9 beside the deviation; ours is 1e-6", translated=rows(scaled)),
-    Comparison(what="REINFORCE++ with a baseline", ours=reinforce_baseline,
+               known="1e-9 beside the deviation; ours is 1e-6", translated=rows(with_epsilon(1e-9))),
+    Comparison(what="REINFORCE++ with a baseline", ours=BASELINE,
                theirs=their_advantages("reinforce_baseline"), tolerance=SINGLE, known=POPULATION,
-               translated=lambda c: as_population(reinforce_baseline(c), c)),
+               translated=lambda c: as_population(BASELINE(c), c)),
     Comparison(what="scores on the last own token less the KL term", ours=reward,
                theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m))),
     *(Comparison(what=f"policy loss{' with dual clip' if dual else ''}, {mode}, and gradient",
-                 ours=policy("token", dual=dual, mode=mode, advantages=per_token),
+                 ours=policy(mode, dual=dual),
                  theirs=their_policy("ppo", dual=dual, by_token=by_token, advantages=per_token),
                  on=("empty rows", "far"), tolerance=EPSILON)
       for dual in (False, True) for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
-    Comparison(what="GSPO and gradient", ours=policy("sequence", dual=False, mode="seq-mean-token-mean",
-                                                     advantages=per_row),
+    Comparison(what="GSPO and gradient", ours=policy("seq-mean-token-mean", per_row, level="sequence"),
                theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_row), tolerance=EPSILON),
     Comparison(what="GSPO, an advantage per token, and gradient",
-               ours=policy("sequence", dual=False, mode="seq-mean-token-mean", advantages=per_token),
+               ours=policy("seq-mean-token-mean", per_token, level="sequence"),
                theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_token), tolerance=EPSILON),
     Comparison(what="policy loss, weights for a sampler that differs, truncated",
                ours=lambda c: corrected(c, weights(c, banded=False)),
@@ -263,14 +216,14 @@ COMPARISONS = (
                theirs=their_corrected("seq", "mask", lambda c: c.low),
                translated=lambda c: corrected(c, gated_by_mean(c)),
                known="the mean log-ratio decides and token weights apply; ours is the product in both places"),
-    Comparison(what="value loss, clipped, and gradient", ours=lambda c: values(c, c.value_clip),
+    Comparison(what="value loss, clipped, and gradient", ours=values(lambda c: c.value_clip),
                theirs=lambda c: their_values(c, c.value_clip), on=("empty rows",)),
-    Comparison(what="value loss and gradient", ours=lambda c: values(c, None), theirs=lambda c: their_values(c, None)),
-    *(Comparison(what=f"aggregation, {mode}", ours=lambda c, mode=mode: aggregated(c.rewards, c, mode=mode),
+    Comparison(what="value loss and gradient", ours=values(lambda c: None), theirs=lambda c: their_values(c, None)),
+    *(Comparison(what=f"aggregation, {mode}", ours=lambda c, mode=mode: aggregated(c.rewards, c, mode),
                  theirs=lambda c, by_token=by_token: aggregate_loss(c.rewards, c.m, by_token), on=("empty rows",),
                  tolerance=EPSILON)
       for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
-    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, mode="token-mean"),
+    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, "token-mean"),
                theirs=lambda c: aggregate_loss(c.rewards, c.m), on=("no token",),
                known="0 / 0 without tokens; ours is 0"),
     Comparison(what="KL k1, k2 and gradients", ours=joined(kl("k1"), kl("k2")), tolerance=SINGLE,
@@ -282,8 +235,8 @@ COMPARISONS = (
     Comparison(what="KL k1+, k2+, k3+ (unbiased_gradient) and gradients", tolerance=SINGLE,
                ours=joined(kl("k1+"), kl("k2+"), kl("k3+")),
                theirs=joined(*(their_kl(one, straight=True) for one in ("k1", "k2", "k3")))),
-    Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=their_adaptive),
-    Comparison(what="tempered log-probabilities and gradient", ours=chosen,
+    Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=lambda c: adapted(AdaptiveKLController, c)),
+    Comparison(what="tempered log-probabilities and gradient", ours=chosen(0, TEMPERATURE),
                theirs=lambda c: graded(lambda logits: log_probs_from_logits(logits.clone(), c.ids, TEMPERATURE),
                                        c.logits)),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from published.cases import Case, Comparison, Side, graded
+from published.cases import Case, Comparison, Side, graded, joined
+from published.ours import NORM, chosen, per_row, per_token, policy
 from torch import Tensor
 from trl.experimental.ppo import ppo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -16,17 +17,11 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
 from ippo_cli.formulas import (
-    aggregate,
-    clipped_policy_loss,
-    kl_estimate,
     masked_mean,
     masked_var,
     masked_whiten,
-    pool_logratio,
-    selected_logprobs,
 )
 
-BUDGET = 37
 ALL_ROWS = "rows without own tokens count in the mean over rows; ours leaves them out"
 UNBOUNDED = "the log-ratio is not bounded; ours is, to +-20, and k3 to 10"
 
@@ -51,7 +46,7 @@ def trainer(c: Case, new: Tensor, **settings: Any) -> SimpleNamespace:
         "_metrics": {"train": defaultdict(list)}, "model": SimpleNamespace(training=True), "accelerator": Alone(),
         "current_gradient_accumulation_steps": 1, "aux_loss_enabled": False, "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None, "importance_sampling_level": "token", "beta": 0.0, "loss_type": "grpo",
-        "epsilon_low": c.low, "epsilon_high": c.high, "max_completion_length": BUDGET, "use_vllm": False,
+        "epsilon_low": c.low, "epsilon_high": c.high, "max_completion_length": NORM, "use_vllm": False,
         "_entropy_bonus_enabled": False,
         "args": SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
     }  # fmt: skip
@@ -82,20 +77,6 @@ def their_rloo(c: Case) -> tuple[Tensor, Tensor]:
     return graded(loss, c.new)
 
 
-def policy(mode: str, advantages: Callable[[Case], Tensor], *, level: str = "token", pooling: str = "mean",
-           delta: bool = False, kl: bool = False, all_rows: bool = False) -> Side:  # fmt: skip
-    def loss(new: Tensor, c: Case) -> Tensor:
-        logratio = pool_logratio(new, c.old, c.mask, c.turn, level=level, pooling=pooling)
-        each = clipped_policy_loss(new, c.old, advantages(c), clip_range_low=c.low, clip_range_high=c.high,
-                                   dual_clip=c.dual if delta else None, logratio=logratio)  # fmt: skip
-        if kl:
-            each = each + c.coef * kl_estimate(new, c.ref, estimator="k3")
-        rows = len(c.mask) if all_rows else c.num_sequences
-        return aggregate(each, c.mask, mode=mode, num_tokens=c.num_tokens, num_sequences=rows, norm=BUDGET)
-
-    return lambda c: graded(lambda new: loss(new, c), c.new)
-
-
 def unbounded(c: Case) -> tuple[Tensor, Tensor]:
     def loss(new: Tensor) -> Tensor:
         ratio, back = (new - c.old).exp(), c.ref - new
@@ -105,24 +86,8 @@ def unbounded(c: Case) -> tuple[Tensor, Tensor]:
     return graded(loss, c.new)
 
 
-def per_row(c: Case) -> Tensor:
-    return c.on_tokens(c.row_advantages)
-
-
 def one_number(c: Case) -> Tensor:
     return c.row_advantages
-
-
-def per_token(c: Case) -> Tensor:
-    return c.advantages
-
-
-def chosen(c: Case) -> tuple[Tensor, ...]:
-    def of(part: int) -> tuple[Tensor, Tensor]:
-        return graded(lambda logits: selected_logprobs(logits, lambda hidden: hidden, c.ids, temperature=1.0,
-                                                       chunk_tokens=7)[part], c.logits)  # fmt: skip
-
-    return *of(0), *of(1)
 
 
 def their_chosen(c: Case) -> tuple[Tensor, ...]:
@@ -142,11 +107,11 @@ COMPARISONS = (
     Comparison(what="GRPO trainer's loss, loss_type=dapo, and gradient", ours=policy("token-mean", per_row),
                theirs=their_grpo(one_number, loss_type="dapo"), on=("empty rows",)),
     Comparison(what="GRPO trainer's loss, delta (our dual clip), and gradient",
-               ours=policy("token-mean", per_token, delta=True),
+               ours=policy("token-mean", dual=True),
                theirs=their_grpo(per_token, delta=True, loss_type="dapo")),
-    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", per_token, kl=True),
+    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", kl=True),
                theirs=their_grpo(per_token, kl=True, loss_type="dapo")),
-    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", per_token, kl=True),
+    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", kl=True),
                theirs=their_grpo(per_token, kl=True, loss_type="dapo"), on=("far",), known=UNBOUNDED,
                translated=unbounded),
     Comparison(what="GRPO trainer's loss, ratio by sequence (GSPO), and gradient",
@@ -163,5 +128,6 @@ COMPARISONS = (
     Comparison(what="masked mean and variance",
                ours=lambda c: (masked_mean(c.rewards, c.mask), masked_var(c.rewards, c.mask)),
                theirs=lambda c: (ppo_trainer.masked_mean(c.rewards, c.m), ppo_trainer.masked_var(c.rewards, c.m))),
-    Comparison(what="log-probabilities and entropies, and gradients", ours=chosen, theirs=their_chosen),
+    Comparison(what="log-probabilities and entropies, and gradients", ours=joined(chosen(0, 1.0), chosen(1, 1.0)),
+               theirs=their_chosen),
 )  # fmt: skip

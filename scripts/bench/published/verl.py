@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import verl.trainer.ppo.core_algos as core
-from published.cases import EPSILON, SINGLE, Case, Comparison, joined, outcome_rewards
+from published.cases import EPSILON, SINGLE, Case, Comparison, joined
+from published.ours import HORIZON, adapted, adaptive, less_group_mean_whitened, outcome_rewards, tokens
 from published.verl_losses import LOSSES
 from torch import Tensor
 from verl import DataProto
@@ -16,7 +17,6 @@ from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 
 from ippo_cli.formulas import (
     adaptive_kl_step,
-    gae,
     group_normalized,
     kl_estimate,
     leave_one_out,
@@ -26,7 +26,6 @@ from ippo_cli.formulas import (
 )
 
 ALONE = "the member of a group of one gets a score without a baseline; ours refuses it"
-HORIZON = 100
 METHODS = ("pow", "max_min", "max_random")
 
 
@@ -36,7 +35,7 @@ def in_groups(estimator: Callable[..., tuple[Tensor, Tensor]], **settings: Any) 
 
 
 def whitened_gae(c: Case) -> tuple[Tensor, Tensor]:
-    advantages, returns = gae(c.rewards, c.values, c.mask, gamma=c.gamma, gae_lambda=c.gae_lambda)
+    advantages, returns = tokens(c)
     return masked_whiten(advantages, c.mask), returns
 
 
@@ -58,34 +57,19 @@ def grpo(c: Case) -> Tensor:
     return c.on_tokens(group_normalized(c.score, c.group))
 
 
-def reinforce_baseline(c: Case) -> Tensor:
-    return masked_whiten(c.on_tokens(group_normalized(c.score, c.group, scale_by_std=False)), c.mask)
-
-
-def adaptive(c: Case) -> Tensor:
-    kl, rows = c.score[0].abs(), len(c.score)
-    return torch.tensor(adaptive_kl_step(c.coef, kl, target=c.cap, horizon=HORIZON, num_samples=rows))
-
-
-def their_adaptive(c: Case) -> Tensor:
-    controller = core.AdaptiveKLController(c.coef, c.cap, HORIZON)
-    controller.update(float(c.score[0].abs()), len(c.score))
-    return torch.tensor(float(controller.value))
-
-
 def kl_in_reward(c: Case) -> tuple[Tensor, Tensor]:
     """The rewards less the KL term, and the next coefficient."""
     kl = kl_estimate(c.old, c.ref, estimator="k1")
     current = (c.kept(kl).sum(dim=1) / c.m.sum(dim=1).clamp(min=1)).mean()
     coef = adaptive_kl_step(c.coef, current, target=c.low, horizon=HORIZON, num_samples=len(c.score))
-    return c.kept(c.rewards - c.coef * kl), torch.tensor(coef)
+    return c.kept(c.rewards - c.coef * kl), torch.tensor(coef, dtype=torch.float64)
 
 
 def their_kl_in_reward(c: Case) -> tuple[Tensor, Tensor]:
     controller = core.AdaptiveKLController(c.coef, c.low, HORIZON)
     tensors = {"response_mask": c.m, "token_level_scores": c.rewards, "old_log_probs": c.old, "ref_log_prob": c.ref}
     data, _ = apply_kl_penalty(DataProto.from_dict(tensors=tensors), controller, "kl")
-    return c.kept(data.batch["token_level_rewards"]), torch.tensor(float(controller.value))
+    return c.kept(data.batch["token_level_rewards"]), torch.tensor(float(controller.value), dtype=torch.float64)
 
 
 def probabilities(draw: Callable[[], Any]) -> Tensor:
@@ -143,7 +127,7 @@ COMPARISONS = (
     Comparison(what="RLOO, vectorised", ours=lambda c: c.on_tokens(leave_one_out(c.score, c.group)),
                theirs=in_groups(core.compute_rloo_vectorized_outcome_advantage)),
     Comparison(what="REINFORCE++", ours=reinforce, theirs=their_reinforce, tolerance=EPSILON),
-    Comparison(what="REINFORCE++ with a baseline", ours=reinforce_baseline, tolerance=EPSILON,
+    Comparison(what="REINFORCE++ with a baseline", ours=less_group_mean_whitened(lambda c: c.group), tolerance=EPSILON,
                theirs=in_groups(core.compute_reinforce_plus_plus_baseline_outcome_advantage)),
     Comparison(what="ReMax, outcome rewards", ours=lambda c: c.on_tokens(c.score - c.greedy),
                theirs=lambda c: c.kept(core.compute_remax_outcome_advantage(outcome_rewards(c), c.greedy, c.m)[0])),
@@ -153,7 +137,7 @@ COMPARISONS = (
                translated=lambda c: reward_to_go(c.rewards, c.mask, gamma=1.0) - c.on_tokens(c.greedy)),
     Comparison(what="KL in the reward and the adaptive coefficient after it", ours=kl_in_reward,
                theirs=their_kl_in_reward, on=("empty rows",), tolerance=EPSILON),
-    Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=their_adaptive),
+    Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=lambda c: adapted(core.AdaptiveKLController, c)),
     Comparison(what="PF-PPO, probabilities of pow, max_min, max_random", tolerance=EPSILON,
                ours=joined(*(filtered(method) for method in METHODS)),
                theirs=joined(*(their_filtered(method) for method in METHODS))),

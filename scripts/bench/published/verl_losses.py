@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import verl.trainer.ppo.core_algos as core
 import verl.utils.torch_functional as functional
-from published.cases import EPSILON, Case, Comparison, Side, aggregated, graded, joined
+from published.cases import EPSILON, Case, Comparison, Side, graded, joined
+from published.ours import NORM, aggregated, chosen, kl, per_row, per_token, policy, values
 from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 from verl.workers.config import ActorConfig
@@ -18,17 +20,13 @@ from ippo_cli.formulas import (
     behavior_weights,
     clipped_policy_loss,
     full_kl,
-    kl_estimate,
     masked_mean,
     masked_sum,
     masked_var,
     on_policy_loss,
     pool_logratio,
-    selected_logprobs,
-    value_loss,
 )
 
-NORM = 37
 TEMPERATURE = 0.7
 
 
@@ -39,47 +37,33 @@ def actor(c: Case, **settings: Any) -> ActorConfig:
     )  # fmt: skip
 
 
-def clipped(mode: str) -> Side:
-    def loss(new: Tensor, c: Case) -> Tensor:
-        each = clipped_policy_loss(new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high,
-                                   dual_clip=c.dual)  # fmt: skip
-        return aggregated(each, c, mode=mode, norm=NORM)
-
-    return lambda c: graded(lambda new: loss(new, c), c.new)
-
-
 def their_policy(loss: Callable[..., Any], mode: str, advantages: Callable[[Case], Tensor]) -> Side:
     return lambda c: graded(lambda new: loss(c.old, new, advantages(c), c.m, mode, actor(c))[0], c.new)
 
 
 def their_clipped(mode: str) -> Side:
-    return their_policy(core.compute_policy_loss_vanilla, mode, lambda c: c.advantages)
+    return their_policy(core.compute_policy_loss_vanilla, mode, per_token)
 
 
-def gspo(pool: Callable[[Tensor, Case], Tensor], advantages: Callable[[Case], Tensor]) -> Side:
-    def loss(new: Tensor, c: Case) -> Tensor:
-        each = clipped_policy_loss(new, c.old, advantages(c), clip_range_low=c.low, clip_range_high=c.high,
-                                   logratio=pool(new, c))  # fmt: skip
-        return aggregated(each, c, mode="seq-mean-token-mean")
+def gspo_token(c: Case) -> tuple[Tensor, Tensor]:
+    """Our GSPO with the sequence's ratio on each token, but each token's own gradient."""
 
-    return lambda c: graded(lambda new: loss(new, c), c.new)
+    def loss(new: Tensor) -> Tensor:
+        ratio = pool_logratio(new, c.old, c.mask, c.turn, level="sequence", pooling="mean").detach()
+        each = clipped_policy_loss(new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high,
+                                   logratio=ratio + new - new.detach())  # fmt: skip
+        return aggregated(each, c, "seq-mean-token-mean")
 
-
-def of_sequence(new: Tensor, c: Case) -> Tensor:
-    return pool_logratio(new, c.old, c.mask, c.turn, level="sequence", pooling="mean")
-
-
-def of_token(new: Tensor, c: Case) -> Tensor:
-    """The sequence's ratio on each token, with the token's own gradient (GSPO-token)."""
-    return of_sequence(new, c).detach() + new - new.detach()
+    return graded(loss, c.new)
 
 
 def their_gspo(advantages: Callable[[Case], Tensor]) -> Side:
     return their_policy(core.compute_policy_loss_gspo, "seq-mean-token-mean", advantages)
 
 
-def by_row(c: Case) -> Tensor:
-    return c.on_tokens(c.row_advantages)
+def normed(c: Case, norm: float | None) -> Tensor:
+    return aggregate(c.rewards, c.mask, mode="seq-mean-token-sum-norm", num_tokens=c.num_tokens,
+                     num_sequences=c.num_sequences, norm=norm)  # fmt: skip
 
 
 def halves(c: Case) -> tuple[slice, slice]:
@@ -102,20 +86,8 @@ def their_parts(mode: str) -> Side:
         torch.zeros(()))  # fmt: skip
 
 
-def values(c: Case) -> tuple[Tensor, Tensor]:
-    def loss(new: Tensor) -> Tensor:
-        each = value_loss(new, c.values, c.returns, value_clip_range=c.value_clip)
-        return aggregated(each, c, mode="token-mean")
-
-    return graded(loss, c.new_values)
-
-
 def their_values(c: Case) -> tuple[Tensor, Tensor]:
     return graded(lambda new: core.compute_value_loss(new, c.returns, c.values, c.m, c.value_clip)[0], c.new_values)
-
-
-def kl(estimator: str) -> Side:
-    return lambda c: graded(lambda new: kl_estimate(new, c.ref, estimator=estimator), c.new)
 
 
 def their_kl(estimator: str) -> Side:
@@ -153,16 +125,6 @@ def their_out_of_band(c: Case) -> Tensor:
     return compute_rollout_correction_weights(torch.full_like(c.m, 9.0), c.m, "token", f"{c.low!r}_{c.cap!r}")[0]
 
 
-def chosen(c: Case) -> tuple[Tensor, ...]:
-    """Log-probabilities and their gradient, entropies and theirs."""
-
-    def of(part: int) -> tuple[Tensor, Tensor]:
-        return graded(lambda logits: selected_logprobs(
-            logits, lambda hidden: hidden, c.ids, temperature=TEMPERATURE, chunk_tokens=7)[part], c.logits)  # fmt: skip
-
-    return *of(0), *of(1)
-
-
 def their_chosen(c: Case) -> tuple[Tensor, ...]:
     return (
         *graded(lambda logits: functional.logprobs_from_logits(logits / TEMPERATURE, c.ids), c.logits),
@@ -178,6 +140,7 @@ def their_moments(c: Case) -> tuple[Tensor, ...]:
     return tuple(f(c.rewards, c.m) for f in (functional.masked_sum, functional.masked_mean, functional.masked_var))
 
 
+GSPO = partial(policy, "seq-mean-token-mean", level="sequence")
 ALL = "each aggregation"
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_NAMES = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3",
@@ -185,30 +148,31 @@ KL_NAMES = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3":
 
 LOSSES = (
     Comparison(what=f"policy loss with dual clip, {ALL}, and gradient", on=("empty rows", "far"), tolerance=EPSILON,
-               ours=joined(*(clipped(mode) for mode in AGGREGATIONS)),
+               ours=joined(*(policy(mode, dual=True) for mode in AGGREGATIONS)),
                theirs=joined(*(their_clipped(mode) for mode in AGGREGATIONS))),
     Comparison(what="policy loss without ratio (gpg), and gradient",
-               ours=lambda c: graded(lambda new: aggregated(on_policy_loss(new, c.advantages), c, mode="token-mean"),
+               ours=lambda c: graded(lambda new: aggregated(on_policy_loss(new, c.advantages), c, "token-mean"),
                                      c.new),
-               theirs=their_policy(core.compute_policy_loss_gpg, "token-mean", lambda c: c.advantages)),
-    Comparison(what="GSPO, one advantage per response, and gradient", ours=gspo(of_sequence, by_row),
-               theirs=their_gspo(by_row), tolerance=EPSILON),
-    Comparison(what="GSPO, an advantage per token, and gradient", ours=gspo(of_sequence, lambda c: c.advantages),
-               theirs=their_gspo(lambda c: c.advantages), tolerance=EPSILON,
+               theirs=their_policy(core.compute_policy_loss_gpg, "token-mean", per_token)),
+    Comparison(what="GSPO, one advantage per response, and gradient", ours=GSPO(per_row),
+               theirs=their_gspo(per_row), tolerance=EPSILON),
+    Comparison(what="GSPO, an advantage per token, and gradient", ours=GSPO(per_token),
+               theirs=their_gspo(per_token), tolerance=EPSILON,
                known="each token's gradient takes its own advantage (the paper's GSPO-token), ours is of the ratio",
-               translated=gspo(of_token, lambda c: c.advantages)),
+               translated=gspo_token),
     Comparison(what=f"{ALL} of two ranks' parts", on=("empty rows",), tolerance=EPSILON,
                ours=joined(*(in_parts(mode) for mode in AGGREGATIONS)),
                theirs=joined(*(their_parts(mode) for mode in AGGREGATIONS))),
-    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, mode="token-mean"),
+    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, "token-mean"),
                theirs=lambda c: core.agg_loss(c.rewards, c.m, "token-mean"), on=("no token",),
                known="0 / 0 without tokens; ours is 0"),
     Comparison(what="aggregation, seq-mean-token-sum-norm without a norm",
-               ours=lambda c: aggregated(c.rewards, c, mode="seq-mean-token-sum-norm"),
+               ours=lambda c: normed(c, None),
                theirs=lambda c: core.agg_loss(c.rewards, c.m, "seq-mean-token-sum-norm"),
                known="divides by the tensor's width, which trimming changes; ours refuses",
-               translated=lambda c: aggregated(c.rewards, c, mode="seq-mean-token-sum-norm", norm=c.mask.shape[1])),
-    Comparison(what="value loss, clipped, and gradient", ours=values, theirs=their_values, on=("empty rows",)),
+               translated=lambda c: normed(c, c.mask.shape[1])),
+    Comparison(what="value loss, clipped, and gradient", ours=values(lambda c: c.value_clip),
+               theirs=their_values, on=("empty rows",)),
     Comparison(what=f"KL {', '.join(KL_NAMES)}, and gradients", on=("holes", "far"),
                ours=joined(*(kl(name) for name in KL_NAMES.values())),
                theirs=joined(*(their_kl(name) for name in KL_NAMES))),
@@ -220,6 +184,7 @@ LOSSES = (
       for level in ("token", "sequence")),
     Comparison(what="weights for a sampler that differs, none in the band", ours=out_of_band,
                theirs=their_out_of_band, known="its metrics divide by zero; ours is 0 everywhere"),
-    Comparison(what="tempered log-probabilities and entropies, and gradients", ours=chosen, theirs=their_chosen),
+    Comparison(what="tempered log-probabilities and entropies, and gradients", theirs=their_chosen,
+               ours=joined(chosen(0, TEMPERATURE), chosen(1, TEMPERATURE))),
     Comparison(what="masked sum, mean, variance", ours=moments, theirs=their_moments, tolerance=EPSILON),
 )  # fmt: skip
