@@ -17,8 +17,8 @@ COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
 AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
 # Algorithm and task -> why it cannot learn all of it, even in principle.
 LIMITS = {
-    ("comlrl_ippo", "sorting"): "its baseline has read the response, explains up to half of its score, and takes that much "
-    "of the credit away; `comlrl_iac` reads its own before the response",
+    ("comlrl_ippo", "sorting"): "its baseline has read the response, explains up to half of its score, and takes as "
+    "much of the credit away; `comlrl_iac` reads its own before the response",
 }  # fmt: skip
 
 

@@ -1,0 +1,242 @@
+"""OpenRLHF's functions beside our formulas."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import torch
+from published.cases import EPSILON, SINGLE, Case, Comparison, Side, graded, joined
+from published.ours import (
+    adapted,
+    adaptive,
+    aggregated,
+    chosen,
+    kl,
+    less_group_mean_whitened,
+    outcome_rewards,
+    per_row,
+    per_token,
+    policy,
+    tokens,
+    values,
+    with_epsilon,
+)  # fmt: skip
+from torch import Tensor
+
+from ippo_cli.formulas import (
+    behavior_weights,
+    clipped_policy_loss,
+    gae,
+    group_normalized,
+    kl_estimate,
+    leave_one_out,
+    pool_logratio,
+    reward_to_go,
+)
+
+# Packages whose own `__init__` imports kernels or servers that need a GPU, which their modules do not: left unrun.
+for package in ("openrlhf.models", "openrlhf.utils", "openrlhf.trainer.ray"):
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    sys.modules[package] = importlib.util.module_from_spec(found)
+launcher = ModuleType("openrlhf.trainer.ray.launcher")
+launcher.RayActorGroup = object  # a name in annotations
+sys.modules[launcher.__name__] = launcher
+
+from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
+from openrlhf.models.utils import compute_approx_kl, compute_reward, log_probs_from_logits  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
+
+TEMPERATURE = 0.7
+HOLES = "discounts through observations and takes values there as 0; ours steps over them"
+BASELINE = less_group_mean_whitened(lambda c: c.blocks)
+POPULATION = "the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)"
+
+
+def over_holes(c: Case) -> tuple[Tensor, Tensor]:
+    """Our GAE with observations as tokens of value and reward 0."""
+    every = torch.ones_like(c.mask)
+    advantages, returns = gae(c.kept(c.rewards), c.kept(c.values), every, gamma=c.gamma, gae_lambda=c.gae_lambda)
+    return c.kept(advantages), c.kept(returns)
+
+
+def undiscounted(c: Case) -> Case:
+    return replace(c, gamma=1.0, gae_lambda=1.0)
+
+
+def their_gae(c: Case) -> tuple[Tensor, Tensor]:
+    advantages, returns = RemoteExperienceMaker.get_advantages_and_returns(
+        None, c.values, c.rewards, c.m, c.gamma, c.gae_lambda
+    )
+    return c.kept(advantages), c.kept(returns)
+
+
+def their_to_go(c: Case) -> Tensor:
+    return c.kept(RemoteExperienceMaker.get_cumulative_returns(None, c.rewards, c.m, c.gamma))
+
+
+def to_go_over_holes(c: Case) -> Tensor:
+    return c.kept(reward_to_go(c.kept(c.rewards), torch.ones_like(c.mask), gamma=c.gamma))
+
+
+def their_advantages(estimator: str, coef: float = 0.0) -> Side:
+    """The whole of their way from scores to advantages, for one batch of responses."""
+
+    def theirs(c: Case) -> Tensor:
+        batch = SimpleNamespace(rewards=c.score, index=list(range(len(c.score))), info={}, values=c.values,
+                                kl=c.old - c.ref, action_mask=c.m)  # fmt: skip
+        advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=c.gae_lambda, no_std_norm=False)
+        args = SimpleNamespace(
+            algo=SimpleNamespace(advantage=advantage), reward=SimpleNamespace(clip_range=None),
+            rollout=SimpleNamespace(n_samples_per_prompt=c.block),
+        )  # fmt: skip
+        maker = SimpleNamespace(
+            strategy=SimpleNamespace(args=args), advantage_estimator=estimator, kl_ctl=SimpleNamespace(value=coef),
+            get_advantages_and_returns=lambda *given: RemoteExperienceMaker.get_advantages_and_returns(None, *given),
+            get_cumulative_returns=lambda *given: RemoteExperienceMaker.get_cumulative_returns(None, *given),
+        )  # fmt: skip
+        (done,) = RemoteExperienceMaker.compute_advantages_and_returns(maker, [batch])
+        return c.kept(done.advantages)
+
+    return theirs
+
+
+def rows(formula: Callable[[Case], Tensor]) -> Side:
+    return lambda c: c.on_tokens(formula(c))
+
+
+def as_population(x: Tensor, c: Case) -> Tensor:
+    return x * (c.num_tokens / (c.num_tokens - 1)) ** 0.5
+
+
+def rloo_with_kl(c: Case) -> Tensor:
+    """The group's part on every token, and the KL term of the tokens from there on."""
+    return c.on_tokens(leave_one_out(c.score, c.blocks)) - reward_to_go(0.3 * (c.old - c.ref), c.mask, gamma=1.0)
+
+
+def their_policy(kind: str, *, dual: bool, by_token: bool, advantages: Callable[[Case], Tensor]) -> Side:
+    def loss(new: Tensor, c: Case) -> Tensor:
+        objective = PolicyLoss(c.low, c.high, c.dual if dual else None, by_token, kind)
+        return objective(new, c.old, advantages(c), c.m)[0]
+
+    return lambda c: graded(lambda new: loss(new, c), c.new)
+
+
+def corrected(c: Case, weights: Tensor) -> Tensor:
+    each = clipped_policy_loss(c.new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high)
+    return aggregated(each * weights, c, "token-mean")
+
+
+def their_corrected(level: str, mode: str, low: Callable[[Case], float]) -> Side:
+    def theirs(c: Case) -> Tensor:
+        objective = PolicyLoss(c.low, c.high, is_correction_level=level, is_correction_mode=mode,
+                               is_correction_threshold=(low(c), c.cap))  # fmt: skip
+        return objective(c.new, c.old, c.advantages, c.m, c.sampler)[0]
+
+    return theirs
+
+
+def weights(c: Case, *, banded: bool, level: str = "token") -> Tensor:
+    return behavior_weights(c.old, c.sampler, c.mask, level=level, cap=float("inf") if banded else c.cap,
+                            band=(c.low, c.cap) if banded else None)  # fmt: skip
+
+
+def gated_by_mean(c: Case) -> Tensor:
+    """Token weights of the rows whose geometric mean lies in the band."""
+    gate = pool_logratio(c.old, c.sampler, c.mask, c.turn, level="sequence", pooling="mean").exp()
+    each = behavior_weights(c.old, c.sampler, c.mask, level="token", cap=float("inf"))
+    return torch.where((gate >= c.low) & (gate <= c.cap), each, 0.0)
+
+
+def their_values(c: Case, clip: float | None) -> tuple[Tensor, Tensor]:
+    return graded(lambda new: ValueLoss(clip)(new, c.values, c.returns, c.m), c.new_values)
+
+
+def capped_kl(estimator: str) -> Side:
+    return lambda c: graded(lambda new: kl_estimate(new, c.ref, estimator=estimator).clamp(-10, 10), c.new)
+
+
+def their_kl(estimator: str, *, straight: bool = False) -> Side:
+    return lambda c: graded(
+        lambda new: compute_approx_kl(new, c.ref, kl_estimator=estimator, unbiased_gradient=straight), c.new
+    )
+
+
+def reward(c: Case) -> Tensor:
+    return c.kept(outcome_rewards(c) - c.coef * (c.old - c.ref))
+
+
+COMPARISONS = (
+    Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, on=("plain",)),
+    Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, known=HOLES, translated=over_holes),
+    Comparison(what="GAE and returns at gamma = lambda = 1", ours=lambda c: tokens(undiscounted(c)),
+               theirs=lambda c: their_gae(undiscounted(c))),
+    Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
+               theirs=their_to_go, on=("plain",)),
+    Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
+               theirs=their_to_go, known=HOLES, translated=to_go_over_holes),
+    Comparison(what="RLOO", ours=rows(lambda c: leave_one_out(c.score, c.blocks)), theirs=their_advantages("rloo")),
+    Comparison(what="RLOO with KL in the reward", theirs=their_advantages("rloo", 0.3),
+               ours=rows(lambda c: leave_one_out(c.score - 0.3 * c.kept(c.old - c.ref).sum(1), c.blocks)),
+               known="the KL term stays out of the baseline and counts from the token on; ours is part of the score",
+               translated=rloo_with_kl),
+    Comparison(what="Dr. GRPO", ours=rows(lambda c: group_normalized(c.score, c.blocks, scale_by_std=False)),
+               theirs=their_advantages("dr_grpo")),
+    Comparison(what="GRPO (group_norm)", ours=rows(lambda c: group_normalized(c.score, c.blocks)),
+               theirs=their_advantages("group_norm"), 
+               known="1e-9 beside the deviation; ours is 1e-6", translated=rows(with_epsilon(1e-9))),
+    Comparison(what="REINFORCE++ with a baseline", ours=BASELINE,
+               theirs=their_advantages("reinforce_baseline"), tolerance=SINGLE, known=POPULATION,
+               translated=lambda c: as_population(BASELINE(c), c)),
+    Comparison(what="scores on the last own token less the KL term", ours=reward,
+               theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m))),
+    *(Comparison(what=f"policy loss{' with dual clip' if dual else ''}, {mode}, and gradient",
+                 ours=policy(mode, dual=dual),
+                 theirs=their_policy("ppo", dual=dual, by_token=by_token, advantages=per_token),
+                 on=("empty rows", "far"), tolerance=EPSILON)
+      for dual in (False, True) for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
+    Comparison(what="GSPO and gradient", ours=policy("seq-mean-token-mean", per_row, level="sequence"),
+               theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_row), tolerance=EPSILON),
+    Comparison(what="GSPO, an advantage per token, and gradient",
+               ours=policy("seq-mean-token-mean", per_token, level="sequence"),
+               theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_token), tolerance=EPSILON),
+    Comparison(what="policy loss, weights for a sampler that differs, truncated",
+               ours=lambda c: corrected(c, weights(c, banded=False)),
+               theirs=their_corrected("token", "clip", lambda c: 0.0)),
+    Comparison(what="policy loss, weights for a sampler that differs, in a band",
+               ours=lambda c: corrected(c, weights(c, banded=True)),
+               theirs=their_corrected("token", "mask", lambda c: c.low)),
+    Comparison(what="policy loss, weights by sequence, in a band",
+               ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
+               theirs=their_corrected("seq", "mask", lambda c: c.low),
+               translated=lambda c: corrected(c, gated_by_mean(c)),
+               known="the mean log-ratio decides and token weights apply; ours is the product in both places"),
+    Comparison(what="value loss, clipped, and gradient", ours=values(lambda c: c.value_clip),
+               theirs=lambda c: their_values(c, c.value_clip), on=("empty rows",)),
+    Comparison(what="value loss and gradient", ours=values(lambda c: None), theirs=lambda c: their_values(c, None)),
+    *(Comparison(what=f"aggregation, {mode}", ours=lambda c, mode=mode: aggregated(c.rewards, c, mode),
+                 theirs=lambda c, by_token=by_token: aggregate_loss(c.rewards, c.m, by_token), on=("empty rows",),
+                 tolerance=EPSILON)
+      for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
+    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, "token-mean"),
+               theirs=lambda c: aggregate_loss(c.rewards, c.m), on=("no token",),
+               known="0 / 0 without tokens; ours is 0"),
+    Comparison(what="KL k1, k2 and gradients", ours=joined(kl("k1"), kl("k2")), tolerance=SINGLE,
+               theirs=joined(their_kl("k1"), their_kl("k2"))),
+    Comparison(what="KL k1, k2 and gradients", ours=joined(kl("k1"), kl("k2")), tolerance=SINGLE, on=("far",),
+               theirs=joined(their_kl("k1"), their_kl("k2")), translated=joined(capped_kl("k1"), capped_kl("k2")),
+               known="bounded to +-10, where its gradient is 0; ours bounds k3 alone"),
+    Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl("k3"), on=("holes", "far"), tolerance=SINGLE),
+    Comparison(what="KL k1+, k2+, k3+ (unbiased_gradient) and gradients", tolerance=SINGLE,
+               ours=joined(kl("k1+"), kl("k2+"), kl("k3+")),
+               theirs=joined(*(their_kl(one, straight=True) for one in ("k1", "k2", "k3")))),
+    Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=lambda c: adapted(AdaptiveKLController, c)),
+    Comparison(what="tempered log-probabilities and gradient", ours=chosen(0, TEMPERATURE),
+               theirs=lambda c: graded(lambda logits: log_probs_from_logits(logits.clone(), c.ids, TEMPERATURE),
+                                       c.logits)),
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""Our side of what several peers compute, as functions of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from published.cases import Case, Side, graded
+from torch import Tensor
+
+from ippo_cli.formulas import (
+    adaptive_kl_step,
+    aggregate,
+    clipped_policy_loss,
+    gae,
+    group_normalized,
+    kl_estimate,
+    masked_whiten,
+    place_scores,
+    pool_logratio,
+    selected_logprobs,
+    value_loss,
+)
+
+NORM = 37  # of seq-mean-token-sum-norm
+HORIZON = 100
+Choice = Callable[[Case], Tensor]
+
+
+def per_token(c: Case) -> Tensor:
+    """Advantages of every token."""
+    return c.advantages
+
+
+def per_row(c: Case) -> Tensor:
+    """One advantage for all tokens of a row."""
+    return c.on_tokens(c.row_advantages)
+
+
+def outcome_rewards(c: Case) -> Tensor:
+    """Each row's score on its last own token."""
+    return place_scores(c.score[:, None], c.mask, torch.where(c.mask, 0, -1))
+
+
+def aggregated(loss: Tensor, c: Case, mode: str, *, mask: Tensor | None = None, all_rows: bool = False) -> Tensor:
+    """Our aggregation over a batch that is the whole optimizer step; `all_rows` counts the empty ones too."""
+    mask = c.mask if mask is None else mask
+    rows = len(mask) if all_rows else c.num_sequences
+    return aggregate(loss, mask, mode=mode, num_tokens=int(mask.sum()), num_sequences=rows, norm=NORM)
+
+
+def policy(
+    mode: str,
+    advantages: Choice = per_token,
+    *,
+    level: str = "token",
+    pooling: str = "mean",
+    dual: bool = False,
+    kl: bool = False,
+    units: Choice | None = None,
+    all_rows: bool = False,
+    upper: Callable[[Case], float] = lambda c: c.high,
+) -> Side:
+    """The clipped policy loss and its gradient; `units` are the tokens that are averaged over, if not all own ones."""
+
+    def loss(new: Tensor, c: Case) -> Tensor:
+        logratio = pool_logratio(new, c.old, c.mask, c.turn, level=level, pooling=pooling)
+        each = clipped_policy_loss(new, c.old, advantages(c), clip_range_low=c.low, clip_range_high=upper(c),
+                                   dual_clip=c.dual if dual else None, logratio=logratio)  # fmt: skip
+        if kl:
+            each = each + c.coef * kl_estimate(new, c.ref, estimator="k3")
+        return aggregated(each, c, mode, mask=units(c) if units else None, all_rows=all_rows)
+
+    return lambda c: graded(lambda new: loss(new, c), c.new)
+
+
+def values(clip: Callable[[Case], float | None]) -> Side:
+    """The value loss over tokens and its gradient."""
+
+    def loss(new: Tensor, c: Case) -> Tensor:
+        return aggregated(value_loss(new, c.values, c.returns, value_clip_range=clip(c)), c, "token-mean")
+
+    return lambda c: graded(lambda new: loss(new, c), c.new_values)
+
+
+def kl(estimator: str) -> Side:
+    """The KL of each token and its gradient."""
+    return lambda c: graded(lambda new: kl_estimate(new, c.ref, estimator=estimator), c.new)
+
+
+def tokens(c: Case) -> tuple[Tensor, Tensor]:
+    """Advantages and returns over tokens."""
+    return gae(c.rewards, c.values, c.mask, gamma=c.gamma, gae_lambda=c.gae_lambda)
+
+
+def less_group_mean_whitened(group: Choice) -> Side:
+    """REINFORCE++ with a baseline."""
+    return lambda c: masked_whiten(c.on_tokens(group_normalized(c.score, group(c), scale_by_std=False)), c.mask)
+
+
+def with_epsilon(epsilon: float) -> Side:
+    """GRPO over consecutive groups with another number beside the deviation than our 1e-6."""
+
+    def rows(c: Case) -> Tensor:
+        std = c.score.view(-1, c.block).std(dim=1).repeat_interleave(c.block)
+        return group_normalized(c.score, c.blocks) * (std + 1e-6) / (std + epsilon)
+
+    return rows
+
+
+def chosen(part: int, temperature: float) -> Side:
+    """Log-probabilities (part 0) or entropies (part 1) of the cases' logits, and their gradients."""
+
+    def read(logits: Tensor, c: Case) -> Tensor:
+        return selected_logprobs(logits, lambda hidden: hidden, c.ids, temperature=temperature, chunk_tokens=7)[part]
+
+    return lambda c: graded(lambda logits: read(logits, c), c.logits)
+
+
+def adaptive(c: Case) -> Tensor:
+    """The KL coefficient after a batch."""
+    rows, current = len(c.score), float(c.score[0].abs())
+    coef = adaptive_kl_step(c.coef, current, target=c.cap, horizon=HORIZON, num_samples=rows)
+    return torch.tensor(coef, dtype=torch.float64)
+
+
+def adapted(controller: type, c: Case) -> Tensor:
+    """The same by a controller of theirs, as Ziegler et al. wrote theirs."""
+    one = controller(c.coef, c.cap, HORIZON)
+    one.update(float(c.score[0].abs()), len(c.score))
+    return torch.tensor(float(one.value), dtype=torch.float64)
