@@ -493,7 +493,7 @@ class CheckpointConfig:
 
     every: int  # iterations between checkpoints; 0 = at the end only
     keep: int  # checkpoints kept, at least 2
-    best: bool  # keep the checkpoint with the best evaluation apart from the others
+    best: bool  # save after every evaluation that is the best so far, and keep the last of these
 
 
 @dataclass

@@ -76,7 +76,8 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Path:
     if found is None:
         if checkpoint == "best" and (root / "latest.json").is_file() and not (root / "best.json").is_file():
             raise ResumeError(f"run={folder}: no evaluation was better than the one before training, so the best "
-                              "weights are those it began with; use checkpoint=latest")  # fmt: skip
+                              "weights are those it began with, or checkpoint.best=false kept none; "
+                              "use checkpoint=latest")  # fmt: skip
         there = " ".join(str(int(path.name.split("_")[1])) for path in all_checkpoints(root)) or "none"
         raise ResumeError(f"run={folder}: there is no intact checkpoint={checkpoint}; those there: {there}")
     if (damage := damaged(found)) is not None:

@@ -162,7 +162,7 @@ class Trainer:
         improved = found is not None and self._note_evaluation(iteration, found)
         self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()
-        if improved or self.checkpoints.due(iteration, self.plan.num_iterations):
+        if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
             began = time.perf_counter()
             self.checkpoints.save(self.state, best=improved)
             self.saving_seconds = time.perf_counter() - began
