@@ -421,7 +421,7 @@ class RolloutConfig:
     min_new_tokens: int  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
     decode_batch_size: int  # rows decoded together, per rank; never changes what is sampled
-    max_prompt_tokens: int  # a longer prompt is an error
+    max_prompt_tokens: int  # a longer prompt is an error, told before the first rollout
     context_limit: int | None  # prompt + response limit; null = what the model was made for
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     gather: Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
