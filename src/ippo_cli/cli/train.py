@@ -104,14 +104,16 @@ def train(node: DictConfig, folder: Path | None) -> None:
         return
     sweeping = hydra.mode is RunMode.MULTIRUN
     resumed = folder is not None
-    if folder is not None:  # before its files say otherwise
+
+    def start(where: Path) -> None:
+        start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
+
+    if folder is not None:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
     if outside is not None:
         from ippo_cli.training.trainer import run_training
 
-        run_training(
-            config, folder, resumed=resumed, start=lambda new: start_files(new, to_yaml(plain), overrides, sys.argv)
-        )
+        run_training(config, folder, resumed=resumed, start=start)
         return
     if folder is None and sweeping:
         folder = Path(hydra.sweep.dir) / hydra.sweep.subdir
@@ -119,7 +121,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
         folder = folder.absolute()
     elif folder is None:
         folder = reserve_folder(Path(config.output_dir) / config.name)
-    start_files(folder, to_yaml(plain), overrides, sys.argv)
+    start(folder)
     print(_first_line(config, folder), flush=True)
     if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
         run_ranks(folder, config.launch.processes, resumed=resumed)

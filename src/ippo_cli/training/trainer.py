@@ -34,7 +34,7 @@ from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
-from ippo_cli.training.folder import lock, reserve_folder
+from ippo_cli.training.folder import lock, reserve_folder, take_effect
 from ippo_cli.training.metrics import (
     greedy_metrics,
     peak_memory_mib,
@@ -319,6 +319,8 @@ def build_trainer(
     if resumed:
         found = checkpoints.load(state)
         run.truncate_metrics(state.progress.metrics_bytes)
+        if distributed.is_main():
+            take_effect(folder)
         console.say(f"resumed from {found}")
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
