@@ -93,7 +93,12 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
     del before["run.json"]  # says that it failed
     assert {name: (folder / name).read_text() for name in before} == before
     file.write_text(intact)
-    assert resumed("num_iterations=2")[0] == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", "num_iterations=2"])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 0
+    assert "\nnum_iterations: 1 -> 2\n" in "\n" + capsys.readouterr().out
     assert "num_iterations=2" in json.loads((folder / "overrides.json").read_text())
     assert "num_iterations: 2\n" in (folder / "config.yaml").read_text()
     assert "entropy_coef: 0.5" not in (folder / "config.yaml").read_text()

@@ -84,8 +84,9 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from hydra.types import RunMode
 
     from ippo_cli.cli.arguments import SEARCH_PATH
+    from ippo_cli.cli.resume import changes
     from ippo_cli.config.checks import check
-    from ippo_cli.config.load import resolve, to_yaml, typed
+    from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
@@ -106,6 +107,8 @@ def train(node: DictConfig, folder: Path | None) -> None:
     resumed = folder is not None
 
     def start(where: Path) -> None:
+        for change in changes(where, dict(leaves(plain))) if resumed else ():
+            print(change, flush=True)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
 
     if folder is not None:
