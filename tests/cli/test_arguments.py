@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -70,3 +71,27 @@ def test_task_files_of_ones_own_are_found_and_offered(flag: str, tmp_path: Path,
 def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
         arguments(given)
+
+
+@pytest.mark.parametrize(
+    ("typed", "place"),
+    [
+        ("task.train=data.jsonl", "data.jsonl"),
+        ("task.eval='my, data.jsonl'", "my, data.jsonl"),
+        ("actor.model=model", "model"),
+        ("task.agents.low.critic.warm_start=./model", "model"),
+        ("reward.function=score.py:score", "score.py:score"),
+    ],
+)
+def test_what_names_a_file_or_folder_is_written_in_full(
+    typed: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert arguments([typed]) == [typed], "there is no such file: a name on the hub, or a module"
+    (tmp_path / "model").mkdir()
+    for name in ("data.jsonl", "my, data.jsonl", "score.py"):
+        (tmp_path / name).touch()
+    (made,) = arguments([typed])
+    parsed = OverridesParser.create().parse_override(made)
+    assert parsed.value() == str(tmp_path / place)
+    assert arguments([made]) == [made]

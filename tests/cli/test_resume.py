@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli.resume import continued
+from ippo_cli.cli.resume import changes, continued
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.config.load import compose_node, leaves, load_config, resolve, to_yaml
 from ippo_cli.training.folder import lock
 
 MakeRun = Callable[..., Path]
@@ -105,6 +105,21 @@ def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> 
 def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert continued([f"resume={folder}", override]) == ([override], folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], []),
+        (["num_iterations=9", "algorithm.gamma=0.5"], ["algorithm.gamma: 1.0 -> 0.5", "num_iterations: 110 -> 9"]),
+        (["actor.learning_rate=1e-5"], ["actor.learning_rate: 0.00035 -> 1e-05"]),
+        (["task.agents.low.actor.learning_rate=1e-5"],
+         ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),
+    ],
+)  # fmt: skip
+def test_what_a_resume_changes_is_told_once(overrides: list[str], told: list[str], run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    assert changes(folder, dict(leaves(resolve(compose_node(overrides))))) == told
 
 
 def test_auto_takes_the_newest_unfinished_run(run: MakeRun) -> None:

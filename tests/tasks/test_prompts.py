@@ -203,6 +203,45 @@ def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(stream: Make) -> No
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
 
+WIDE = {"low": 99, "high": 99}
+
+
+def test_a_prompt_that_is_too_long_is_found_before_it_is_asked(stream: Make) -> None:
+    made = stream(max_prompt_tokens=6)
+    with pytest.raises(ConfigError) as raised:
+        made.refuse_too_long(enumerate(ROWS), "the training data", WIDE)
+    said = "rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, row 5 of the training data, "
+    assert str(raised.value).startswith(said + "'abcdef<'; ")
+    made.refuse_too_long(enumerate(ROWS[:5]), "the training data", WIDE)
+    with pytest.raises(ConfigError, match=r"^rollout\.max_prompt_tokens=60 lets in .*, which leaves no room") as raised:
+        stream().refuse_too_long(enumerate(ROWS), "the data", WIDE | {"high": 6})
+    assert "agent high's prompt of 6 tokens, row 4 of the data, 'abcde>'" in str(raised.value)
+    assert "in its context of 6; " in str(raised.value)
+
+
+def test_what_a_chat_template_writes_counts(stream: Make) -> None:
+    made = stream(chat_template=True, template="<" * 40 + CHAT, max_prompt_tokens=99)
+    made.refuse_too_long(enumerate(ROWS), "the data", {"low": 66, "high": 66})
+    with pytest.raises(ConfigError, match="agent low's prompt of 65 tokens, row 6 of the data"):
+        made.refuse_too_long(enumerate(ROWS), "the data", {"low": 65, "high": 65})
+
+
+def test_a_long_row_far_behind_short_ones_is_found(stream: Make) -> None:
+    many = [{"letters": "ab"}] * 1500 + [{"letters": "a" * 60}]
+    with pytest.raises(ConfigError, match="prompt of 61 tokens, row 1500 of the data"):
+        stream().refuse_too_long(enumerate(many), "the data", WIDE)
+
+
+@pytest.mark.parametrize(("iterations", "rows"), [(1, 4), (2, 8), (3, 10), (9, 10)])
+def test_only_rows_that_a_run_reaches_are_looked_at(iterations: int, rows: int, stream: Make) -> None:
+    made = stream(num_generations=1)
+    asked = dict(made.asked(iterations))
+    seen = [row["n"] for number in range(iterations) for row in made.batch(number, 0, 1)["low"].examples]
+    assert sorted(asked) == sorted(set(seen))
+    assert len(asked) == rows
+    assert all(example["n"] == row for row, example in asked.items())
+
+
 def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
     tokenizer = character_tokenizer("ab\n ")
     ids = tokenizer("a\n\n b\n").input_ids

@@ -43,7 +43,7 @@ def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
     """A reserved run folder with its files."""
     config, yaml = small_config(root, *overrides)
     folder = reserve_folder(root / config.name)
-    start_files(folder, yaml, [*SMALL, f"output_dir={root}", *overrides], ["ippo-train"])
+    start_files(folder, yaml, [*SMALL, f"output_dir={root}", *overrides], ["ippo-train"], resumed=False)
     return config, folder
 
 

@@ -217,10 +217,18 @@ def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
 
 
 def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    checkpoints(tmp_path).save(state(7), best=True)
     made = checkpoints(tmp_path, keep=3, best=False)
     for iteration in range(8, 13):
         made.save(state(iteration), best=iteration == 8)
-    assert names(tmp_path)[-3:] == [step_name(10), step_name(11), step_name(12)]
+    assert names(tmp_path) == ["latest.json", step_name(10), step_name(11), step_name(12)]
+
+
+def test_an_improvement_is_a_reason_to_save_only_where_the_best_is_kept(tmp_path: Path) -> None:
+    for best in (True, False):
+        made = checkpoints(tmp_path, every=0, best=best)
+        assert made.due(3, 7, improved=True) == best
+        assert made.due(7, 7, improved=True)
 
 
 def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ippo_cli.config.errors import ResumeError, StorageError
 from ippo_cli.training.folder import (
+    config_file,
     in_use,
     lock,
     read_state,
@@ -19,6 +20,7 @@ from ippo_cli.training.folder import (
     reserve_folder,
     run_folders,
     start_files,
+    take_effect,
     write_atomically,
 )
 
@@ -38,10 +40,16 @@ def test_a_root_that_is_a_file_is_a_storage_failure(tmp_path: Path) -> None:
 
 
 def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
-    start_files(tmp_path, "seed: 1\n", ["seed=1", "task.agents.low.template='a b'"], ["ippo-train", "seed=1", "a b"])
+    start_files(tmp_path, "seed: 1\n", ["seed=1", "task.agents.low.template='a b'"], ["ippo-train", "seed=1", "a b"],
+                resumed=False)  # fmt: skip
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1", "task.agents.low.template='a b'"]
-    start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"])
+    start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"], resumed=True)
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n", "not before the checkpoint has been loaded"
+    assert json.loads((tmp_path / "overrides.json").read_text())[1:] == ["task.agents.low.template='a b'"]
+    assert config_file(tmp_path, resumed=True).read_text() == "seed: 2\n"
+    take_effect(tmp_path)
+    assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1"]
     assert (tmp_path / "command.txt").read_text() == "ippo-train seed=1 'a b'\nippo-train resume=auto\n"
     assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
     packages = json.loads((tmp_path / "env.json").read_text())["packages"]

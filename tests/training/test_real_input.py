@@ -39,7 +39,7 @@ def test_gsm8k_runs_with_a_small_model_and_a_reward_function(tmp_path, chat):
     config = typed(plain)
     check(config, 1)
     folder = reserve_folder(tmp_path / "run")
-    start_files(folder, to_yaml(plain), overrides, ["ippo-train"])
+    start_files(folder, to_yaml(plain), overrides, ["ippo-train"], resumed=False)
     run_training(config, folder, resumed=False)
     found = rows(folder)
     assert [row["iteration"] for row in found] == [0, 1, 2], "0.1 epochs of 64 rows are two iterations of 4 prompts"

@@ -70,14 +70,39 @@ def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_pat
 @pytest.mark.slow
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
     folder = train(tmp_path, "num_iterations=1", "evaluation.every=0")
-    before = {name: (folder / name).read_text() for name in ("run.json", "config.yaml", "overrides.json")}
-    monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", "launch.processes=2"])
+    before = {name: (folder / name).read_text() for name in ("config.yaml", "overrides.json", "run.json")}
     monkeypatch.setattr(exits, "leave", sys.exit)
+
+    def resumed(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", *arguments])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        return leaving.value.code, " ".join(capsys.readouterr().err.split())
+
+    code, said = resumed("launch.processes=2")
+    assert code == 14
+    assert "was written by 1 processes and there are 2 now" in said
+    assert {name: (folder / name).read_text() for name in before} == before
+
+    (file,) = (folder / "checkpoints").glob("step_*/state.json")
+    intact = file.read_text()
+    file.write_text(intact + " ")
+    code, said = resumed("num_iterations=2", "algorithm.entropy_coef=0.5")
+    assert code == 14
+    assert "no intact checkpoint" in said
+    del before["run.json"]  # says that it failed
+    assert {name: (folder / name).read_text() for name in before} == before
+    file.write_text(intact)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", "num_iterations=2"])
     with pytest.raises(SystemExit) as leaving:
         main()
-    assert leaving.value.code == 14
-    assert "was written by 1 processes and there are 2 now" in " ".join(capsys.readouterr().err.split())
-    assert {name: (folder / name).read_text() for name in before} == before
+    assert leaving.value.code == 0
+    assert "\nnum_iterations: 1 -> 2\n" in "\n" + capsys.readouterr().out
+    assert "num_iterations=2" in json.loads((folder / "overrides.json").read_text())
+    assert "num_iterations: 2\n" in (folder / "config.yaml").read_text()
+    assert "entropy_coef: 0.5" not in (folder / "config.yaml").read_text()
+    assert not list(folder.glob("*.next"))
 
 
 @pytest.mark.slow

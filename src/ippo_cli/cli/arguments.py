@@ -11,14 +11,19 @@ from ippo_cli.config.errors import ConfigError
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 SEARCH_PATH = "hydra.searchpath="
+# Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
+PLACES = re.compile(
+    r"\+{0,2}(task\.(train|eval)|reward\.function|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
+)
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 
 
 def arguments(typed: Sequence[str]) -> list[str]:
     """Flags first, since Hydra refuses overrides on both sides of one; a folder of task files as an override, so that
-    it is kept with a run's others; and quotes around values that Hydra's grammar cannot read, such as `{question}`."""
+    it is kept with a run's others; files and folders in full; and quotes around values that Hydra's grammar cannot
+    read, such as `{question}`."""
     kept = _folders_as_overrides([text for text in typed if not text.startswith(LAUNCHERS)])
-    return [quoted(text) for text in sorted(kept, key=is_override)]
+    return [quoted(_in_full(text)) for text in sorted(kept, key=is_override)]
 
 
 def is_override(text: str) -> bool:
@@ -42,6 +47,20 @@ def quoted(text: str) -> str:
             continue
         return attempt
     return text
+
+
+def _in_full(text: str) -> str:
+    """The override with the absolute path of the file or folder that it names, if it names one."""
+    key, _, value = text.partition("=")
+    if not PLACES.fullmatch(key):
+        return text
+    place, colon, name = value.rpartition(":") if key.endswith("reward.function") else (value, "", "")
+    if place[:1] in ("'", '"') and place[-1:] == place[:1]:
+        place = place[1:-1]
+    if not place or not Path(place).exists():  # a name on the hub, a module, or a mistake that is told later
+        return text
+    full = f"{Path(place).absolute()}{colon}{name}"
+    return f"{key}={full}" if re.fullmatch(r"[\w./:-]+", full) else f"{key}={_literal(full)}"
 
 
 def _literal(value: str) -> str:

@@ -47,7 +47,7 @@ def _evaluate(argv: list[str]) -> None:
     check(config, 1)
     from ippo_cli.training.evaluate_run import evaluate_run
 
-    evaluate_run(config, folder, own["checkpoint"])
+    evaluate_run(config, folder, own["checkpoint"], overrides)
 
 
 if __name__ == "__main__":

@@ -12,5 +12,5 @@ ippo-eval: score a run's checkpoint on the task's held-out data, sampled and gre
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
 
 Any other key=value changes the run's configuration for this evaluation. The scores are printed and written to
-evaluations/ in the run's folder.
+evaluations/ in the run's folder, with these changes, under a name that differs where they do.
 """

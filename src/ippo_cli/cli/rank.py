@@ -21,9 +21,11 @@ def main() -> NoReturn:
 
     def train() -> None:
         from ippo_cli.config.load import from_yaml
+        from ippo_cli.training.folder import config_file
         from ippo_cli.training.trainer import run_training
 
-        run_training(from_yaml(folder / "config.yaml"), folder, resumed="--resumed" in sys.argv[2:])
+        resumed = "--resumed" in sys.argv[2:]
+        run_training(from_yaml(config_file(folder, resumed=resumed)), folder, resumed=resumed)
 
     leave(guarded(train, []))
 

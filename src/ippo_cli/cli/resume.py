@@ -37,9 +37,9 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     if folder is None:
         return typed_now, None
     combined = [*(text for text in saved_overrides(folder) if text not in typed_now), *typed_now]
-    changes = _drift(folder, _composed(combined))
-    if changes:
-        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changes[:8])
+    refused = _drift(folder, _composed(combined))
+    if refused:
+        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in refused[:8])
         raise ResumeError(
             f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
         )
@@ -92,8 +92,32 @@ def _fits(folder: Path, now: Mapping[str, object]) -> bool:
         return False
 
 
+def changes(folder: Path, now: Mapping[str, object]) -> list[str]:
+    """What another configuration, given by its leaves, changes of a run: `key: before -> now`.
+
+    Agents follow their groups; those are told of only where they differ from them.
+    """
+    found = _differences(folder, now)
+    of_groups = {f".{key}": values for key, *values in found if not key.startswith("task.agents.")}
+    return [
+        f"{key}: {before} -> {after}"
+        for key, before, after in found
+        if not key.startswith("task.agents.") or of_groups.get(_below_agent(key)) != [before, after]
+    ]
+
+
+def _below_agent(key: str) -> str:
+    """`.actor.dtype` of `task.agents.low.actor.dtype`."""
+    return key[key.index(".", len("task.agents.")) :]
+
+
 def _drift(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
     """Frozen leaves of the run that would change."""
+    return [difference for difference in _differences(folder, now) if _is_frozen(difference[0])]
+
+
+def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Leaves that are not what the run's folder says: their names, what it says, and what they are now."""
     try:
         from_yaml(folder / "config.yaml")  # refuses what is no configuration of ours
     except ConfigError as error:
@@ -102,7 +126,7 @@ def _drift(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, o
     return [
         (key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
-        if _is_frozen(key) and before.get(key) != now.get(key)
+        if before.get(key) != now.get(key)
     ]
 
 

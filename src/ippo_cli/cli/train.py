@@ -84,8 +84,9 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from hydra.types import RunMode
 
     from ippo_cli.cli.arguments import SEARCH_PATH
+    from ippo_cli.cli.resume import changes
     from ippo_cli.config.checks import check
-    from ippo_cli.config.load import resolve, to_yaml, typed
+    from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
@@ -104,14 +105,18 @@ def train(node: DictConfig, folder: Path | None) -> None:
         return
     sweeping = hydra.mode is RunMode.MULTIRUN
     resumed = folder is not None
-    if folder is not None:  # before its files say otherwise
+
+    def start(where: Path) -> None:
+        for change in changes(where, dict(leaves(plain))) if resumed else ():
+            print(change, flush=True)
+        start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
+
+    if folder is not None:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
     if outside is not None:
         from ippo_cli.training.trainer import run_training
 
-        run_training(
-            config, folder, resumed=resumed, start=lambda new: start_files(new, to_yaml(plain), overrides, sys.argv)
-        )
+        run_training(config, folder, resumed=resumed, start=start)
         return
     if folder is None and sweeping:
         folder = Path(hydra.sweep.dir) / hydra.sweep.subdir
@@ -119,7 +124,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
         folder = folder.absolute()
     elif folder is None:
         folder = reserve_folder(Path(config.output_dir) / config.name)
-    start_files(folder, to_yaml(plain), overrides, sys.argv)
+    start(folder)
     print(_first_line(config, folder), flush=True)
     if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
         run_ranks(folder, config.launch.processes, resumed=resumed)

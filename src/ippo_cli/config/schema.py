@@ -421,7 +421,7 @@ class RolloutConfig:
     min_new_tokens: int  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
     decode_batch_size: int  # rows decoded together, per rank; never changes what is sampled
-    max_prompt_tokens: int  # a longer prompt is an error
+    max_prompt_tokens: int  # a longer prompt is an error, told before the first rollout
     context_limit: int | None  # prompt + response limit; null = what the model was made for
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     gather: Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
@@ -493,7 +493,7 @@ class CheckpointConfig:
 
     every: int  # iterations between checkpoints; 0 = at the end only
     keep: int  # checkpoints kept, at least 2
-    best: bool  # keep the checkpoint with the best evaluation apart from the others
+    best: bool  # save after every evaluation that is the best so far, and keep the last of these
 
 
 @dataclass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.types import Example, PromptBatch
+
+ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
+SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
 
 
 def share(total: int, rank: int, world_size: int) -> range:
@@ -42,10 +47,11 @@ def fields_of(template: str, setting: str) -> set[str]:
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
 
 
-def _pieces(template: str, setting: str) -> list[tuple[str, str | None, str | None, str | None]]:
+@cache  # every row is filled in, and reading the template is most of that
+def _pieces(template: str, setting: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
     """Literal text, the field after it, and how that is to be formatted."""
     try:
-        return list(string.Formatter().parse(template))
+        return tuple(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(f"{setting}={template!r}", f"is no template ({error})",
                           "write {{ and }} for braces") from error  # fmt: skip
@@ -108,19 +114,65 @@ class PromptStream:
             messages.insert(0, {"role": "system", "content": config.system})
         return str(self.tokenizers[agent].apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
-    def _ask_agent(self, agent: str, examples: Sequence[Example], index: torch.Tensor) -> PromptBatch:
-        tokenizer = self.tokenizers[agent]
-        texts = [self.text(agent, example) for example in examples]
+    def asked(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
+        """The training rows that so many iterations work on, each once, with their places in the data."""
+        count = num_iterations * self.prompts_per_iteration
+        if count >= len(self.examples):
+            return enumerate(self.examples)
+        return ((row, self.examples[row]) for row in self._order(0)[:count])
+
+    def refuse_too_long(self, rows: Iterable[tuple[int, Example]], source: str, contexts: Mapping[str, int]) -> None:
+        """Raise `ConfigError` for a row of `source` that an agent with a context of `contexts` tokens has no room for.
+
+        A text has at most as many tokens as bytes, so that most rows need no tokenizer.
+        """
+        waiting = iter(rows)
+        while part := list(islice(waiting, ROWS_AT_ONCE)):
+            for agent in self.agents:
+                suspects = [(row, self.text(agent, example)) for row, example in self._suspects(agent, part, contexts)]
+                ids = self._ids(agent, [text for _, text in suspects])
+                for (row, text), length in zip(suspects, map(len, ids), strict=True):
+                    self._refuse(agent, text, length, f", row {row} of {source},")
+                    if length >= contexts[agent]:
+                        raise ConfigError(
+                            f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
+                            f"lets in agent {agent}'s prompt of {length} tokens, row {row} of {source}, {text[:60]!r}, "
+                            f"which leaves no room for a response in its context of {contexts[agent]}",
+                            "shorten the prompts, or use a model with a longer context",
+                        )
+
+    def _suspects(
+        self, agent: str, rows: Sequence[tuple[int, Example]], contexts: Mapping[str, int]
+    ) -> Iterator[tuple[int, Example]]:
+        """Rows whose bytes do not show that their prompts fit. What a chat template writes around them is constant."""
+        template, setting = self.agents[agent].template, f"task.agents.{agent}.template"
+        _, first = rows[0]
+        around = SLACK + self.tokenizers[agent].num_special_tokens_to_add()
+        around += len(self.text(agent, first).encode()) - len(fill(template, first, setting).encode())
+        room = min(self.max_prompt_tokens, contexts[agent] - 1) - around
+        for row, example in rows:
+            if not 0 < len(fill(template, example, setting).encode()) <= room:
+                yield row, example
+
+    def _ids(self, agent: str, texts: Sequence[str]) -> list[list[int]]:
         # A chat template writes its own special tokens.
-        ids = tokenizer(texts, add_special_tokens=not self.chat_template).input_ids if texts else []
+        special = not self.chat_template
+        return self.tokenizers[agent](list(texts), add_special_tokens=special).input_ids if texts else []
+
+    def _refuse(self, agent: str, text: str, length: int, place: str = ",") -> None:
+        if not 0 < length <= self.max_prompt_tokens:
+            raise ConfigError(
+                f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
+                f"does not allow agent {agent}'s prompt of {length} tokens{place} {text[:60]!r}",
+                "raise it, or shorten the prompts" if length else "prompts must have a token",
+            )
+
+    def _ask_agent(self, agent: str, examples: Sequence[Example], index: torch.Tensor) -> PromptBatch:
+        texts = [self.text(agent, example) for example in examples]
+        ids = self._ids(agent, texts)
         lengths = [len(row) for row in ids]
         for text, length in zip(texts, lengths, strict=True):
-            if not 0 < length <= self.max_prompt_tokens:
-                raise ConfigError(
-                    f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
-                    f"does not allow agent {agent}'s prompt of {length} tokens, {text[:60]!r}",
-                    "raise it, or shorten the prompts" if length else "prompts must have a token",
-                )
+            self._refuse(agent, text, length)
         width = max(lengths, default=1)
         padded = torch.zeros(len(ids), width, dtype=torch.long)
         mask = torch.zeros(len(ids), width, dtype=torch.bool)
@@ -131,7 +183,11 @@ class PromptStream:
 
     def _example(self, position: int) -> Example:
         number, offset = divmod(position, len(self.examples))
+        return self.examples[self._order(number)[offset]]
+
+    def _order(self, number: int) -> list[int]:
+        """Rows in the order of one pass over the data."""
         if self._pass_order[0] != number:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
             self._pass_order = (number, torch.randperm(len(self.examples), generator=generator).tolist())
-        return self.examples[self._pass_order[1][offset]]
+        return self._pass_order[1]

@@ -77,10 +77,11 @@ class Checkpoints:
                 shutil.rmtree(stale)
         distributed.barrier()
 
-    def due(self, iteration: int, num_iterations: int) -> bool:
-        """Whether the plan asks for a checkpoint after this many iterations."""
+    def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
+        """Whether a checkpoint is wanted after this many iterations, or because they were the best so far."""
         every = self.config.every
-        return iteration == num_iterations or (every > 0 and iteration % every == 0)
+        planned = iteration == num_iterations or (every > 0 and iteration % every == 0)
+        return planned or (improved and self.config.best)
 
     def save(self, state: State, *, best: bool = False) -> bool:
         """Commit a checkpoint on all ranks; False where it failed and training goes on with the previous one."""
@@ -161,7 +162,9 @@ class Checkpoints:
 
     def _point(self, iteration: int, *, best: bool) -> None:
         write_atomically(self.folder / "latest.json", json.dumps({"checkpoint": step_name(iteration)}) + "\n")
-        if best:
+        if not self.config.best:  # nothing keeps the one that it named before a resume
+            (self.folder / "best.json").unlink(missing_ok=True)
+        elif best:
             write_atomically(self.folder / "best.json", json.dumps({"checkpoint": step_name(iteration)}) + "\n")
         sync_folder(self.folder)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ippo_cli.agents.agent import Loaded
@@ -21,10 +23,11 @@ from ippo_cli.training.folder import all_checkpoints, write_atomically
 from ippo_cli.training.trainer import prepare_process
 
 
-def evaluate_run(config: Config, folder: Path, checkpoint: str) -> None:
+def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> None:
     """Score a checkpoint (`latest`, `best`, or an iteration's number) of a run on the task's held-out data.
 
-    Prints the scores and writes them to `evaluations/` in the run's folder.
+    Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
+    configuration another one for this evaluation.
     """
     found = find_checkpoint(folder, checkpoint)
     device = prepare_process(config)
@@ -50,9 +53,10 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str) -> None:
                 prompts, task, build_reward(config.reward, config.task.agents), config,
             )  # fmt: skip
             console.samples(result.samples[: config.tracker.samples])
-            target = folder / "evaluations" / f"{found.name}-seed{config.evaluation.seed}.json"
+            target = folder / "evaluations" / file_name(found.name, config.evaluation.seed, overrides)
             target.parent.mkdir(exist_ok=True)
-            write_atomically(target, json.dumps({"checkpoint": found.name, **result.metrics}, indent=1) + "\n")
+            record = {"checkpoint": found.name, "overrides": list(overrides), **result.metrics}
+            write_atomically(target, json.dumps(record, indent=1) + "\n")
             console.say(f"{found.name}: held-out score {result.metrics[config.task.headline]:.3f} "
                         f"({config.task.headline}, {len(task.held_out)} rows)")  # fmt: skip
             for key, value in result.metrics.items():
@@ -60,6 +64,13 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str) -> None:
             console.say(f"written to {target}")
     finally:
         distributed.shutdown()
+
+
+def file_name(checkpoint: str, seed: int, overrides: Sequence[str]) -> str:
+    """Of an evaluation's scores: the same for the same evaluation. The seed is readable, other overrides are hashed."""
+    others = [text for text in overrides if not text.startswith("evaluation.seed=")]
+    digest = f"-{hashlib.sha256(json.dumps(others).encode()).hexdigest()[:8]}" if others else ""
+    return f"{checkpoint}-seed{seed}{digest}.json"
 
 
 def find_checkpoint(folder: Path, checkpoint: str) -> Path:
@@ -76,7 +87,8 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Path:
     if found is None:
         if checkpoint == "best" and (root / "latest.json").is_file() and not (root / "best.json").is_file():
             raise ResumeError(f"run={folder}: no evaluation was better than the one before training, so the best "
-                              "weights are those it began with; use checkpoint=latest")  # fmt: skip
+                              "weights are those it began with, or checkpoint.best=false kept none; "
+                              "use checkpoint=latest")  # fmt: skip
         there = " ".join(str(int(path.name.split("_")[1])) for path in all_checkpoints(root)) or "none"
         raise ResumeError(f"run={folder}: there is no intact checkpoint={checkpoint}; those there: {there}")
     if (damage := damaged(found)) is not None:

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,7 @@ from ippo_cli.config.errors import ResumeError, StorageError
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
 MANIFEST = "manifest.json"
+NEXT = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
@@ -47,10 +49,15 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def start_files(folder: Path, config_yaml: str, overrides: Sequence[str], command: Sequence[str]) -> None:
-    """What says how the run was made: resolved configuration, overrides, command, environment."""
-    write_atomically(folder / "config.yaml", config_yaml)
-    write_atomically(folder / "overrides.json", json.dumps(list(overrides), indent=1) + "\n")
+def start_files(
+    folder: Path, config_yaml: str, overrides: Sequence[str], command: Sequence[str], *, resumed: bool
+) -> None:
+    """What says how the run was made: resolved configuration, overrides, command, environment.
+
+    Of a resumed run the first two are valid only from `take_effect` on: a resume that fails changes nothing.
+    """
+    write_atomically(config_file(folder, resumed=resumed), config_yaml)
+    write_atomically(folder / f"overrides.json{NEXT if resumed else ''}", json.dumps(list(overrides), indent=1) + "\n")
     with (folder / "command.txt").open("a") as file:
         file.write(shlex.join(command) + "\n")
     environment = {
@@ -60,6 +67,18 @@ def start_files(folder: Path, config_yaml: str, overrides: Sequence[str], comman
         "processes": distributed_environment(),
     }
     write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
+
+
+def config_file(folder: Path, *, resumed: bool) -> Path:
+    """The configuration to start with."""
+    return folder / f"config.yaml{NEXT if resumed else ''}"
+
+
+def take_effect(folder: Path) -> None:
+    """Make what a resumed run was started with the run's own."""
+    for name in ("overrides.json", "config.yaml"):
+        with suppress(FileNotFoundError):  # where it was resumed without a command
+            os.replace(folder / f"{name}{NEXT}", folder / name)
 
 
 def distributed_environment() -> dict[str, str]:

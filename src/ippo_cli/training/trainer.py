@@ -16,6 +16,7 @@ import torch
 from torch.profiler import record_function
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
@@ -27,13 +28,13 @@ from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.early import Said, overlapped
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import score
-from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.collect import collect, context_limit
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
-from ippo_cli.training.folder import lock, reserve_folder
+from ippo_cli.training.folder import lock, reserve_folder, take_effect
 from ippo_cli.training.metrics import (
     greedy_metrics,
     peak_memory_mib,
@@ -162,7 +163,7 @@ class Trainer:
         improved = found is not None and self._note_evaluation(iteration, found)
         self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()
-        if improved or self.checkpoints.due(iteration, self.plan.num_iterations):
+        if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
             began = time.perf_counter()
             self.checkpoints.save(self.state, best=improved)
             self.saving_seconds = time.perf_counter() - began
@@ -305,12 +306,7 @@ def build_trainer(
         config, task, folder, lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps)
     )
     agents = build_agents(config, weights, device)
-    prompts = PromptStream(
-        task.train, config.task.agents, {name: agent.tokenizer for name, agent in agents.items()},
-        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
-        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
-    )  # fmt: skip
+    prompts = _prompts(config, plan, task, agents)
     algorithm = Algorithm(
         config=config.algorithm, response_budget=config.rollout.max_new_tokens,
         num_generations=config.rollout.num_generations, seed=config.seed,
@@ -323,11 +319,29 @@ def build_trainer(
     if resumed:
         found = checkpoints.load(state)
         run.truncate_metrics(state.progress.metrics_bytes)
+        if distributed.is_main():
+            take_effect(folder)
         console.say(f"resumed from {found}")
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
         checkpoints=checkpoints, console=console, departure=departure,
     )  # fmt: skip
+
+
+def _prompts(config: Config, plan: Arithmetic, task: Task, agents: Mapping[str, Agent]) -> PromptStream:
+    """The prompt stream; that all of the run's prompts fit is known before the first one is asked."""
+    prompts = PromptStream(
+        task.train, config.task.agents, {name: agent.tokenizer for name, agent in agents.items()},
+        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
+        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
+        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+    )  # fmt: skip
+    contexts = {
+        name: context_limit(agent.actor.engine.module.lm.config, config.rollout) for name, agent in agents.items()
+    }
+    prompts.refuse_too_long(prompts.asked(plan.num_iterations), "the training data", contexts)
+    prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", contexts)
+    return prompts
 
 
 def prepare_process(config: Config) -> torch.device:
