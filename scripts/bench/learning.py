@@ -16,10 +16,11 @@ MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
 COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
 AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
 # Algorithm and task -> why it cannot learn all of it, even in principle.
-LIMITS = {
-    ("comlrl_ippo", "sorting"): "its baseline has read the response, explains up to half of its score, and takes as "
-    "much of the credit away; `comlrl_iac` reads its own before the response",
-}  # fmt: skip
+LIMITS = dict.fromkeys(
+    (("comlrl_ippo", "sorting"), ("comlrl_ippo", "probe_grid")),
+    "its baseline has read the response, knows much of its score already, and takes as much of the credit away; "
+    "`comlrl_iac` reads its own before the response",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from ippo_cli.config.schema import Console as Style
 from ippo_cli.engine import distributed
 from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder
+from ippo_cli.training.process import build_trainer, prepare_process
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure
-from ippo_cli.training.trainer import build_trainer, prepare_process
 
 
 def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from ippo_cli.engine import distributed
 from ippo_cli.training.checkpoint import newest_intact
 from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.training.process import build_trainer, prepare_process, run_training
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import Departure
-from ippo_cli.training.trainer import Trainer, build_trainer, prepare_process, run_training
+from ippo_cli.training.trainer import Trainer
 
 SMALL = (
     "actor.hidden_size=32", "actor.num_layers=1", "actor.num_heads=2", "actor.warm_start_steps=3",

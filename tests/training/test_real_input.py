@@ -12,7 +12,7 @@ from small import rows
 from ippo_cli.config.checks import check
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.training.folder import reserve_folder, start_files
-from ippo_cli.training.trainer import run_training
+from ippo_cli.training.process import run_training
 
 ROOT = Path(__file__).resolve().parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"

@@ -13,7 +13,7 @@ from small import final_weights, new_run, rows, train
 from ippo_cli.cli import exits
 from ippo_cli.cli.train import main
 from ippo_cli.config.errors import Preempted
-from ippo_cli.training.trainer import run_training
+from ippo_cli.training.process import run_training
 
 REWARD = '''
 import os, random, signal

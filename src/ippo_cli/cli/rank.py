@@ -22,7 +22,7 @@ def main() -> NoReturn:
     def train() -> None:
         from ippo_cli.config.load import from_yaml
         from ippo_cli.training.folder import config_file
-        from ippo_cli.training.trainer import run_training
+        from ippo_cli.training.process import run_training
 
         resumed = "--resumed" in sys.argv[2:]
         run_training(from_yaml(config_file(folder, resumed=resumed)), folder, resumed=resumed)

@@ -114,7 +114,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     if folder is not None:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
     if outside is not None:
-        from ippo_cli.training.trainer import run_training
+        from ippo_cli.training.process import run_training
 
         run_training(config, folder, resumed=resumed, start=start)
         return
@@ -129,7 +129,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
         run_ranks(folder, config.launch.processes, resumed=resumed)
         return
-    from ippo_cli.training.trainer import run_training
+    from ippo_cli.training.process import run_training
 
     run_training(config, folder, resumed=resumed)
 

@@ -20,7 +20,7 @@ from ippo_cli.training.checkpoint import damaged, newest_intact, pointed
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
 from ippo_cli.training.folder import all_checkpoints, write_atomically
-from ippo_cli.training.trainer import prepare_process
+from ippo_cli.training.process import prepare_process
 
 
 def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> None:
