@@ -90,4 +90,4 @@ def test_a_failed_training_is_told_in_its_cell() -> None:
     from learning import Outcome, tables
 
     failed = Outcome(task="t", variant="a/c", seed=0, overrides=(), error="exit code 10")
-    assert "| `a/c` | 1 failed |" in tables([failed], (), ())
+    assert "| [`a/c`](pictures/learning-a-c.svg) | 1 failed |" in tables([failed], (), ())
