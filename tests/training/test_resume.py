@@ -68,6 +68,21 @@ def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_pat
 
 
 @pytest.mark.slow
+def test_leaving_beside_greedy_responses_observes_no_score_twice(tmp_path, monkeypatch):
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [key for key in overrides(tmp_path) if not key.startswith("algorithm.")]
+    keys += ["algorithm=remax", "num_iterations=2", "evaluation.every=0"]
+    whole = train(tmp_path, *keys)
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")  # after two evaluations: of the first buffer's sampled responses
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    monkeypatch.delenv("STOP_AT_CALL")
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+
+
+@pytest.mark.slow
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
     folder = train(tmp_path, "num_iterations=1", "evaluation.every=0")
     before = {name: (folder / name).read_text() for name in ("config.yaml", "overrides.json", "run.json")}

@@ -104,12 +104,16 @@ class Trainer:
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         now = Clock(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
+        likeliest: dict[str, Rollout] = {}
+        if algorithm.needs_greedy:  # first: no rollout may be abandoned once scores have been observed
+            with clock("rollout"):
+                likeliest = self._collect(batch, seed=config.seed, purpose="", greedy=True)
         with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as (reward, said):
             with clock("rollout"):
                 sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
             with clock("score"):
                 scores = score(reward, batch, sampled, config.reward, self.state.moments)
-        greedy = self._greedy(batch, clock) if algorithm.needs_greedy else {}
+        greedy = self._scored_greedy(batch, likeliest, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
@@ -173,10 +177,10 @@ class Trainer:
             raise Leaving
         return rollouts
 
-    def _greedy(self, batch: Mapping[str, PromptBatch], clock: Stopwatch) -> dict[str, tuple[Rollout, Scores]]:
-        """What every agent says at its likeliest to the same prompts, scored in the same way."""
-        with clock("rollout"):
-            rollouts = self._collect(batch, seed=self.config.seed, purpose="", greedy=True)
+    def _scored_greedy(
+        self, batch: Mapping[str, PromptBatch], rollouts: Mapping[str, Rollout], clock: Stopwatch
+    ) -> dict[str, tuple[Rollout, Scores]]:
+        """What every agent says at its likeliest to the same prompts, scored as the sampled responses were."""
         with clock("score"):
             scores = score(self.reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
         return {name: (rollouts[name], scores[name]) for name in rollouts}
