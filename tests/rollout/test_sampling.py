@@ -75,6 +75,39 @@ def test_an_impossible_token_is_never_drawn_not_even_at_the_ends() -> None:
     assert found.tokens.max() < 40_000
 
 
+def flat_tail(likely: float, vocabulary: int = 150_001) -> tuple[Tensor, Tensor]:
+    """Log-probabilities `[1, V]` of one likely token and a tail of equal ones, and their cumulated sum in float64."""
+    probabilities = torch.full((1, vocabulary), (1 - likely) / (vocabulary - 1), dtype=torch.float64)
+    probabilities[0, 0] = likely
+    return probabilities.log().float(), probabilities[0].cumsum(0)
+
+
+@pytest.mark.parametrize("likely", [0.5, 0.999])
+def test_tokens_of_a_flat_tail_are_drawn_where_the_exact_sum_says(likely: float) -> None:
+    logits, cumulated = flat_tail(likely)
+    # Fifty neighbours: at .999 the middles of their probabilities are closer together than float32 numbers near 1.
+    middles = cumulated[140_000:140_050] - 0.5 * (1 - likely) / 150_000
+    found = drawn(logits, middles).tokens
+    assert (found - torch.arange(140_000, 140_050)).abs().max() <= 20  # of 150 000: the float32 logits' own rounding
+    assert found.diff().tolist() == [1] * 49
+
+
+def test_the_nucleus_of_a_flat_tail_holds_as_many_tokens_as_its_exact_sum_says() -> None:
+    logits, _ = flat_tail(0.5)
+    kept = drawn(logits, [LAST], top_p=0.9).tokens.item()
+    # Equal tokens are kept in vocabulary order: 0.5 + k * 0.5 / 150 000 first reaches .9 at k = 120 000.
+    assert abs(kept - 120_000) <= 2
+
+
+@pytest.mark.parametrize("vocabulary", [512, 513, 5_000])
+def test_a_vocabulary_of_several_blocks_is_drawn_as_one(vocabulary: int) -> None:
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4))
+    cumulated = torch.softmax(logits[0].double(), dim=0).cumsum(0)
+    numbers = torch.rand(3_000, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    exact = torch.searchsorted(cumulated, numbers, right=True)
+    assert (drawn(logits, numbers).tokens == exact).float().mean() > 0.999
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK = 512
+"""Tokens of a large vocabulary that are searched at once."""
+LARGEST_UNIFORM = 1 - 2**-53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +99,36 @@ def choose(
 
 
 def _draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """The first token, in vocabulary order, whose cumulated probability exceeds the row's number; `[n, 1]`."""
-    cumulated = logprobs.exp()
-    torch.cumsum(cumulated, dim=-1, out=cumulated)
-    total = cumulated[:, -1:]
-    # Below the total, whatever the rounding: then the search ends at a token that still adds something.
-    target = torch.minimum(uniform[:, None].to(total) * total, total.nextafter(torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulated, target, right=True).clamp_(max=logprobs.shape[1] - 1)
+    """The token, in vocabulary order, in whose probability each row's number in [0, 1) falls; `[n, 1]`.
+
+    Cumulated in float64: in float32 the sum over a large vocabulary loses what a flat tail adds. A large vocabulary is
+    searched in two steps, first for a block of tokens, so that only sums of blocks and one block are cumulated.
+    """
+    probabilities = logprobs.exp()
+    vocabulary, point = probabilities.shape[1], uniform[:, None].double()
+    if vocabulary <= BLOCK:
+        tokens, _ = _find(probabilities, point)
+    else:
+        blocks = pad(probabilities, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))
+        block, inside = _find(blocks.sum(dim=2), point)
+        rows = torch.arange(len(blocks), device=blocks.device)
+        token, _ = _find(blocks[rows, block[:, 0]], inside)
+        tokens = (block * BLOCK + token).clamp_(max=vocabulary - 1)
     # A parallel cumulated sum need not be monotone to the last bit, so an impossible token can still be hit.
-    impossible = logprobs.gather(1, tokens).exp() == 0
+    impossible = probabilities.gather(1, tokens) == 0
     return torch.where(impossible, logprobs.argmax(dim=-1, keepdim=True), tokens)
+
+
+def _find(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """The column of `weights [n, m]` that a point in [0, 1) of their sum falls in, and where within it; both `[n, 1]`."""
+    cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulated[:, -1:]
+    # Below the total, whatever the rounding: then the search ends at a column that still adds something.
+    target = torch.minimum(point * total, total.nextafter(torch.zeros_like(total)))
+    column = torch.searchsorted(cumulated, target, right=True).clamp_(max=weights.shape[1] - 1)
+    weight = weights.gather(1, column).double()
+    start = cumulated.gather(1, column) - weight
+    return column, ((target - start) / weight).clamp(min=0.0, max=LARGEST_UNIFORM)
 
 
 def _allowed(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Tensor | None) -> Tensor:
@@ -129,8 +154,9 @@ def _likeliest(tempered: Tensor, sampling: Sampling) -> Tensor:
     else:
         values, ids = tempered.sort(dim=-1, descending=True, stable=True)
     if sampling.top_p < 1:
-        share = torch.softmax(values, dim=-1)
-        before = share.cumsum(dim=-1) - share
+        weights = (values - values[:, :1]).exp()
+        cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+        before = cumulated - weights
         before[:, 0] = 0
-        values = values.masked_fill(before >= sampling.top_p, -math.inf)
+        values = values.masked_fill(before >= sampling.top_p * cumulated[:, -1:], -math.inf)
     return torch.full_like(tempered, -math.inf).scatter_(1, ids, values)
