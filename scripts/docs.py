@@ -208,9 +208,9 @@ CORRIDOR = (
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
 
 
-def readme() -> str:
-    """The README with its tour of the code renewed."""
-    before, rest = (ROOT / "README.md").read_text().split(TOUR[0])
+def architecture_page() -> str:
+    """`docs/architecture.md` with its tour of the code renewed."""
+    before, rest = (ROOT / "docs/architecture.md").read_text().split(TOUR[0])
     after = rest.split(TOUR[1])[1]
     lines = ["| where | what |", "|---|---|"]
     for place in CORRIDOR:
@@ -227,7 +227,7 @@ def _tour_line(file: Path) -> str:
 
 
 PAGES = {
-    "README.md": readme,
+    "docs/architecture.md": architecture_page,
     "src/ippo_cli/cli/help.txt": help_text,
     "docs/config.md": config_page,
     "docs/metrics.md": metrics_page,

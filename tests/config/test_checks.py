@@ -377,6 +377,16 @@ def test_a_value_head_has_no_critic_steps_of_its_own(config: Make) -> None:
     assert arithmetic(config(("critic=value_head",)), 1, 1).critic_steps == {}
 
 
-def test_without_a_mini_batch_size_the_buffer_is_one_step(config: Make) -> None:
+def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eight_of_a_separate_critic(
+    config: Make,
+) -> None:
     sizes = arithmetic(config(), 2, 1)
-    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 1, "high": 1})
+    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 8, "high": 8})
+    for size, steps in ((5, 5), (12, 6), (513, 8)):  # mini-batches of an eighth, rounded up: at most eight steps
+        sizes = arithmetic(config(**{"rollout.buffer_size": size}), 2, 1)
+        assert sizes.critic_steps == {"low": steps, "high": steps}
+
+
+def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
+    sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
+    assert sizes.critic_steps == {"low": sizes.actor_steps, "high": sizes.actor_steps}

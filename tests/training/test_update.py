@@ -57,7 +57,7 @@ def test_the_critic_alone_moves_during_its_warmup(tmp_path):
         trainer._walk(0)
         after = agent.actor.engine.module.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
-        assert trainer.state.progress.row["low/value/steps"] == 1
+        assert trainer.state.progress.row["low/value/steps"] == 8
         assert "low/policy/steps" not in trainer.state.progress.row
         trainer._walk(1)
         assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -83,7 +83,7 @@ def test_the_critic_may_have_mini_batches_and_epochs_of_its_own(tmp_path):
 def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end(tmp_path):
     from ippo_cli.config.errors import NonFiniteError
 
-    with a_trainer(tmp_path, *RAGGED) as trainer:
+    with a_trainer(tmp_path, *RAGGED, "critic.mini_batch_size=16") as trainer:  # one step of it per iteration
         agent = trainer.state.agents["low"]
         head = agent.critic.engine.module.value_head.out.weight
         with torch.no_grad():

@@ -14,6 +14,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.config.arithmetic import critic_mini_batch_size
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     ActorConfig,
@@ -161,7 +162,7 @@ def _critic_learner(
         role="value",
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
         optimizer=critic,
-        mini_batch_size=critic.mini_batch_size or config.algorithm.mini_batch_size or config.rollout.buffer_size,
+        mini_batch_size=critic_mini_batch_size(config, critic),
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         scoring_batch_tokens=config.deepspeed.scoring_batch_tokens,

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import Config, SeparateCriticConfig
 
 
+CRITIC_STEPS = 8
+"""Optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has mini-batches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
     """The sizes that follow from the configuration."""
@@ -23,14 +27,13 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
     """All batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
     size, generations = config.rollout.buffer_size, config.rollout.num_generations
     prompts = size // generations
-    mini = config.algorithm.mini_batch_size or size
     if config.num_iterations is not None:
         iterations = config.num_iterations
     else:
         assert config.num_epochs is not None
         iterations = max(1, math.ceil(config.num_epochs * train_rows / prompts))
     critic_steps = {
-        name: (size // (agent.critic.mini_batch_size or mini))
+        name: math.ceil(size / critic_mini_batch_size(config, agent.critic))
         * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
         for name, agent in config.task.agents.items()
         if isinstance(agent.critic, SeparateCriticConfig)
@@ -48,6 +51,19 @@ def policy_steps(config: Config) -> int:
     """Optimizer steps of each actor per buffer."""
     size = config.rollout.buffer_size
     return size // (config.algorithm.mini_batch_size or size) * config.algorithm.ppo_epochs
+
+
+def critic_mini_batch_size(config: Config, critic: SeparateCriticConfig) -> int:
+    """Sequences per optimizer step of a separate critic: its own, or the policy's.
+
+    Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean
+    of the returns and nothing else.
+    """
+    return (
+        critic.mini_batch_size
+        or config.algorithm.mini_batch_size
+        or math.ceil(config.rollout.buffer_size / CRITIC_STEPS)
+    )
 
 
 def divisors(number: int) -> str:

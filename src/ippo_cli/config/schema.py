@@ -250,7 +250,7 @@ class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
     dtype: Dtype  # fp32 | bf16
     gradient_checkpointing: bool  # recompute activations in the backward pass
     warm_start: str | None  # a `critic/` folder of an earlier run to start from, backbone and head
-    mini_batch_size: int | None  # sequences per optimizer step, global; null = algorithm.mini_batch_size
+    mini_batch_size: int | None  # sequences per step, global; null = the algorithm's, else an eighth of the buffer
     ppo_epochs: int | None  # passes over the buffer; null = algorithm.ppo_epochs
 
 

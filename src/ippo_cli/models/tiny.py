@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def make_tiny_actor(
         "hidden_size": config.hidden_size, "num_layers": config.num_layers, "num_heads": config.num_heads,
         "steps": config.warm_start_steps, "batch": config.warm_start_batch_size,
         "learning_rate": config.warm_start_learning_rate, "seed": seed, "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "version": 2,
+        "threads": torch.get_num_threads(), "version": 3,
         "pairs": hashlib.sha256(json.dumps(list(pairs)).encode()).hexdigest(),
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -76,13 +77,19 @@ def warm_start(
     seed: int,
     progress: Progress,
 ) -> None:
-    """A few supervised steps: cross-entropy of the reference answers, end-of-sequence included."""
+    """A few supervised steps: cross-entropy of the reference answers, end-of-sequence included.
+
+    Every distinct answer is drawn equally often. Drawn as often as they occur, rare answers are left so improbable
+    that a policy gradient soon gives them up.
+    """
     if not config.warm_start_steps:
         return
     optimizer = torch.optim.AdamW(lm.parameters(), lr=config.warm_start_learning_rate, weight_decay=0.0)
     picks = torch.Generator().manual_seed(seed)
+    occurrences = Counter(answer for _, answer in pairs)
+    weights = torch.tensor([1.0 / occurrences[answer] for _, answer in pairs], dtype=torch.float64)
     for step in range(config.warm_start_steps):
-        chosen = torch.randint(len(pairs), (config.warm_start_batch_size,), generator=picks).tolist()
+        chosen = torch.multinomial(weights, config.warm_start_batch_size, replacement=True, generator=picks).tolist()
         ids, answers = _supervised_batch(tokenizer, [pairs[row] for row in chosen])
         logits = lm(input_ids=ids).logits[:, :-1]
         loss = cross_entropy(logits[answers[:, 1:]], ids[:, 1:][answers[:, 1:]])
