@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from learning import AT_EQUAL_TIME, COMPARED, Outcome, picture_of, score_after
+from learning import AT_EQUAL_TIME, COMPARED, EMBEDDED, Outcome, picture_of, score_after
 
 mpl.use("svg")
 mpl.rcParams |= {"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
@@ -24,7 +24,24 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     compared = [one for one in outcomes if one.variant.split("/")[0] in COMPARED]
     if len({one.variant for one in compared}) > 1:
         pictures.append(_over_time(compared, tasks, folder / f"{AT_EQUAL_TIME}.svg"))
+    embedded = [one for one in outcomes if (one.task, one.variant) == EMBEDDED]
+    if embedded:
+        pictures.append(_by_seed(embedded, folder / "embedded.svg"))
     return pictures
+
+
+def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
+    """Every seed of the embedded job: the score of each buffer as a line, held-out scores as dots."""
+    figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
+    for one in outcomes:
+        trained, held_out = (one.points(held_out=flag) for flag in (False, True))
+        line = axis.plot(
+            [p.seconds for p in trained], [p.score for p in trained], linewidth=1, label=f"seed={one.seed}"
+        )
+        axis.plot([p.seconds for p in held_out], [p.score for p in held_out], ".", color=line[0].get_color())
+    axis.set(xlabel="seconds of training", ylabel="share of correct letters", ylim=(0, 1.02))
+    axis.legend(frameon=False, loc="lower right")
+    return _saved(figure, file)
 
 
 def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Path) -> Path:

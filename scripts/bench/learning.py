@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
 # Algorithms that are also compared at equal wall time: all but the first are other projects' mathematics.
 COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
+EMBEDDED = ("sorting", "ippo/separate")  # task and algorithm/critic of `ippo-train` without arguments
 AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
 # Algorithm and task -> why it cannot learn all of it, even in principle.
 LIMITS = dict.fromkeys(

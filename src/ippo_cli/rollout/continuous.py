@@ -73,7 +73,7 @@ class Continuous:
     def session(self) -> Iterator[None]:
         """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
         configs = _configs(self._model)
-        names = [config._attn_implementation for config in configs]
+        names = [str(config._attn_implementation) for config in configs]
         token = _running.set(self)
         try:
             for config, name in zip(configs, names, strict=True):
@@ -141,7 +141,7 @@ class Continuous:
         mask: Tensor | None, **options: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention of one layer: of every cohort to its own columns, or plain while prompts are read."""
-        layer = module.layer_idx
+        layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
         if not self._stepping:
             if self._filling is not None:
                 self._filling.store(layer, key, value)

@@ -90,7 +90,7 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
-    found = {tokenizer.eos_token_id} - {None}
+    found: set[int] = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
     for config in (text_config(model), language_model(model).generation_config):
         named = getattr(config, "eos_token_id", None)
         found.update(special.intersection([named] if isinstance(named, int) else named or []))
@@ -172,7 +172,7 @@ def _decoded(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> Decoded:
     if not torch.isfinite(logprobs).all():
         raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
     texts = ledger.texts(np.arange(len(ledger.lengths)))
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    padding = tokenizer.pad_token_id if isinstance(tokenizer.pad_token_id, int) else 0
     return Decoded(
         response_ids=ledger.ids[:, :width].masked_fill(~mask, padding), response_mask=mask, logprobs=logprobs,
         behavior_logprobs=behavior, finished=torch.from_numpy(ledger.finished).to(device), texts=texts,

@@ -100,6 +100,7 @@ class Ledger:
 
     def _banned(self) -> Tensor | None:
         """Stop tokens of rows below the minimum length, `[n, V]`."""
+        assert self._stops is not None
         young = self.lengths[self.rows] < self._sampling.min_new_tokens
         if not young.any():
             return None

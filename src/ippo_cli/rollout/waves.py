@@ -63,7 +63,7 @@ class Waves:
         places = torch.from_numpy(order).to(self._device)
         self._mask = self._mask[places]
         for cache in self._state.values():
-            cache.reorder_cache(places)
+            cache.reorder_cache(places)  # pyright: ignore[reportArgumentType]
         return order
 
     def _forward(self, ids: Tensor) -> Tensor:

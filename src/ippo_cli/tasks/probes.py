@@ -27,7 +27,7 @@ def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], l
         lambda: "".join(source.choices(alphabet, k=config.length)), config.train_size + config.eval_size
     )
     following = dict(zip(alphabet, alphabet[1:] + alphabet[:1], strict=True))
-    examples = [{"letters": text, "last": text[-1], "next": following[text[-1]]} for text in strings]
+    examples: list[Example] = [{"letters": text, "last": text[-1], "next": following[text[-1]]} for text in strings]
     return examples[config.eval_size :], examples[: config.eval_size]
 
 

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# From a fresh clone: makes .venv, installs the dev extra, and runs ruff and pyright; --fix lets ruff mend what it can.
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[dev]"
+if [ "${1:-}" = "--fix" ]; then
+  .venv/bin/ruff check --fix .
+  .venv/bin/ruff format .
+else
+  .venv/bin/ruff check .
+  .venv/bin/ruff format --check .
+fi
+exec .venv/bin/pyright
