@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ippo_cli.config.schema import Config, SeparateCriticConfig
 
-
 CRITIC_STEPS = 8
 """Optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has mini-batches."""
 

@@ -120,7 +120,7 @@ def _draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _find(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """The column of `weights [n, m]` that a point in [0, 1) of their sum falls in, and where within it; both `[n, 1]`."""
+    """The column of `weights [n, m]` that a point in [0, 1) of their sum falls in, and where within it, as `[n, 1]`."""
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     # Below the total, whatever the rounding: then the search ends at a column that still adds something.
