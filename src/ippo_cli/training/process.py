@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,6 +33,7 @@ from ippo_cli.training.folder import lock, reserve_folder, take_effect
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import Departure
 from ippo_cli.training.trainer import Trainer
+from ippo_cli.training.unusual import WINDOW, unusual_start
 
 
 def run_training(
@@ -118,9 +120,10 @@ def build_trainer(
         if distributed.is_main():
             take_effect(folder)
         console.say(f"resumed from {found}")
+    console.warn(run.note(unusual_start(config, plan, prompts)))
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
-        checkpoints=checkpoints, console=console, departure=departure,
+        checkpoints=checkpoints, console=console, departure=departure, recent=deque(run.last_rows(WINDOW), WINDOW),
     )  # fmt: skip
 
 
