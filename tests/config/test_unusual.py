@@ -28,7 +28,7 @@ def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[s
     [
         ("actor_learning_rate", {"actor.learning_rate": 1e-3}, {}, "actor.learning_rate is 0.001, 100 times"),
         ("critic_learning_rate", {"critic.learning_rate": 1e-3}, {}, "critic.learning_rate is 0.001, 100 times"),
-        ("few_prompts", {}, {"rows": 127}, "asks 128 prompts and the training data has 127"),
+        ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "asks 128 prompts and the training data has 127"),
         ("passes", {}, {"rows": 200}, "num_iterations=110 asks 70 times the 200 training examples"),
         ("passes", {"num_iterations": 5}, {}, "num_iterations=5 asks 8.6% of the 7473 training examples"),
         ("warmups", {"algorithm.critic_warmup": 110}, {}, "algorithm.critic_warmup=110 is all of the 110 iterations"),

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     "a critic that knows nothing": ("explained_variance", 50, lambda n: {"value/explained_variance": 0.001 * (n % 3)},
                                     "explained_variance of low is 0.00 after 50 iterations"),
     "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
-    "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the responses"),
+    "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
     "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was no finite"),
     "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were left"),
 }  # fmt: skip

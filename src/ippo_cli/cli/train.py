@@ -88,6 +88,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.config.checks import check
     from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
+    from ippo_cli.config.text import cut
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
 
@@ -108,7 +109,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
 
     def start(where: Path) -> None:
         for change in changes(where, dict(leaves(plain))) if resumed else ():
-            print(change, flush=True)
+            print(cut(" ".join(change.splitlines())), flush=True)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
         print(_first_line(config, where, outside or config.launch.processes), flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
@@ -44,7 +45,7 @@ class Console:
 
     def __init__(self, style: Style, agents: Sequence[str]) -> None:
         self.agents = list(agents)
-        if hasattr(sys.stdout, "reconfigure"):  # a character that the locale does not have ends no training
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the locale does not have ends no training
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = RichConsole(highlight=False, soft_wrap=True)
         self._main = distributed.is_main()
