@@ -160,6 +160,7 @@ class Console:
             f"evaluate         ippo-eval run={shown}",
         ]
         if self._main:
+            self.__exit__()  # the last word is below the display
             # Paths are there to be copied: where they do not fit into a frame, there is none.
             framed = self._rich and max(map(len, lines)) + 4 <= self._out.width
             self._out.print(Panel(Text("\n".join(lines)), title="done", expand=False) if framed
@@ -285,7 +286,7 @@ def number(value: float | None) -> str:
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
-    if 0 < size < 0.0005:
+    if 1e-7 <= size < 0.0005:  # less is rounding, such as the divergence of a policy from itself
         return f"{value:.0e}"
     if size >= 1e4:
         return f"{value:.1e}"
