@@ -571,9 +571,11 @@ def collectives(_: Path) -> Any:
     except RuntimeError as error:
         disagreement = str(error)
     distributed.same_everywhere("hash", "config")
+    said = [distributed.first_to_say(message) for message in ("one", "two", "one")]
     distributed.barrier()
     return distributed.gather_objects(
         {
+            "said": said,
             "where": (r, n, distributed.is_main()),
             "sum": (distributed.all_sum(source), source),
             "max": distributed.all_max(torch.tensor([r, -r])),

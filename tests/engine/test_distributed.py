@@ -107,6 +107,12 @@ def test_ranks_know_their_place(results: dict[str, Any]) -> None:
     assert seen == [(rank, len(seen), rank == 0) for rank in range(len(seen))]
 
 
+def test_what_all_ranks_find_out_is_said_by_one_of_them(results: dict[str, Any]) -> None:
+    said = [rank["said"] for rank in results["collectives"]]
+    assert [sum(column) for column in zip(*said, strict=True)] == [1, 1, 0]
+    assert distributed.first_to_say("one"), "without a process group there is nobody else"
+
+
 def test_reductions_are_the_same_on_every_rank_and_leave_their_input(results: dict[str, Any]) -> None:
     ranks = len(results["collectives"])
     for index, rank in enumerate(results["collectives"]):

@@ -41,7 +41,8 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
             print(block(str(error)), file=sys.stderr)
             return 2
     except KeyboardInterrupt as error:
-        print(block(f"interrupted{'; ' + str(error) if str(error) else ''}"), file=sys.stderr)
+        if not _told(error):
+            print(block(f"interrupted{'; ' + str(error) if str(error) else ''}"), file=sys.stderr)
         return INTERRUPTED
     except SystemExit as leaving:  # Hydra and argparse leave this way
         return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
@@ -75,5 +76,14 @@ def block(message: str) -> str:
 
 
 def _tell(error: IppoError) -> int:
-    print(block(f"ippo: {error}"), file=sys.stderr, flush=True)
+    if not _told(error):
+        print(block(f"ippo: {error}"), file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def _told(error: BaseException) -> bool:
+    """Whether another rank tells of it. Before the ranks have met, those of one machine find the same."""
+    distributed = sys.modules.get("ippo_cli.engine.distributed")
+    if distributed is None or not distributed.has_run():
+        return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
+    return getattr(error, "told", False)

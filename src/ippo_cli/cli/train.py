@@ -88,6 +88,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.config.checks import check
     from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
+    from ippo_cli.config.text import cut
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
 
@@ -108,8 +109,9 @@ def train(node: DictConfig, folder: Path | None) -> None:
 
     def start(where: Path) -> None:
         for change in changes(where, dict(leaves(plain))) if resumed else ():
-            print(change, flush=True)
+            print(cut(" ".join(change.splitlines())), flush=True)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
+        print(_first_line(config, where, outside or config.launch.processes), flush=True)
 
     if folder is not None:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
@@ -125,7 +127,6 @@ def train(node: DictConfig, folder: Path | None) -> None:
     elif folder is None:
         folder = reserve_folder(Path(config.output_dir) / config.name)
     start(folder)
-    print(_first_line(config, folder), flush=True)
     if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
         run_ranks(folder, config.launch.processes, resumed=resumed)
         return
@@ -134,15 +135,18 @@ def train(node: DictConfig, folder: Path | None) -> None:
     run_training(config, folder, resumed=resumed)
 
 
-def _first_line(config: Config, folder: Path) -> str:
-    agents, processes = " and ".join(config.task.agents), config.launch.processes
+def _first_line(config: Config, folder: Path, processes: int) -> str:
+    from ippo_cli.config.text import LINE_WIDTH, listed, text_width
+
     parts = [
-        f"{agents} on task={config.task.kind.value}",
+        f"{listed(list(config.task.agents))} on task={config.task.kind.value}",
         f"objective={config.algorithm.objective.value}",
         f"critic={config.critic.kind.value}",
         f"{processes} process{'es' if processes > 1 else ''}",
     ]
-    return f"ippo-train: {', '.join(parts)} -> {_short(folder)}"
+    line, target = f"ippo-train: {', '.join(parts)}", f"-> {_short(folder)}"
+    # A path is there to be copied: a long one has a line of its own.
+    return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
 
 
 def _asked_for_job_config(argv: Sequence[str]) -> str | None:

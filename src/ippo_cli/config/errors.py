@@ -7,6 +7,7 @@ class IppoError(Exception):
     """A failure that users are told about in one block, without a traceback."""
 
     exit_code = 1
+    told = False  # whether another rank tells of it
 
 
 class ConfigError(IppoError):

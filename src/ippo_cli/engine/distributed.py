@@ -6,6 +6,7 @@ All of them are collective: every rank calls them, in the same order.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import zlib
@@ -29,6 +30,7 @@ class Ranks:
 
 
 _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
+_meeting: Any = None  # the store of this training
 _trainings = 0  # keys of one training must not be found by the next in the same store
 _timeout = timedelta(seconds=1800)
 
@@ -83,7 +85,7 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `device_of` names. A world of one opens no
     port, so any number of single processes run side by side. After `shutdown` it may be called again.
     """
-    global _timeout, _trainings
+    global _timeout, _trainings, _meeting
     if dist.is_initialized():
         raise RuntimeError("the process group is already running; call shutdown() first")
     ranks = ranks_from(os.environ)
@@ -91,9 +93,11 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     _trainings += 1
     if device == "cuda":
         torch.cuda.set_device(device_of(device, ranks))
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _meeting = dist.PrefixStore(f"{restarts}.{_trainings}", _store(ranks))
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        store=dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.{_trainings}", _store(ranks)),
+        store=_meeting,
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=_timeout,
@@ -116,6 +120,8 @@ def _store(ranks: Ranks) -> Any:
 
 def shutdown() -> None:
     """Ends the process group, if there is one."""
+    global _meeting
+    _meeting = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -231,6 +237,16 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     squares = all_sum((values - mean).square().masked_fill(~keep, 0.0).sum())
     variance = torch.where(count > 1, squares / (count - 1).clamp(min=1), torch.zeros_like(squares))
     return mean, variance
+
+
+def first_to_say(message: str) -> bool:
+    """Whether no rank of this training has said this before: for what all of them find out. Waits for nobody."""
+    if _meeting is None:
+        return True
+    try:
+        return int(_meeting.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
+    except RuntimeError:  # the rank that keeps the store is gone: better said twice than never
+        return True
 
 
 def same_everywhere(value: str, what: str) -> None:

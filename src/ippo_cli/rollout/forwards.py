@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ippo_cli.engine import distributed
 from ippo_cli.rollout.continuous import Continuous, language_model
 from ippo_cli.rollout.waves import Recompute, Waves
 
@@ -51,7 +52,9 @@ def forwards_for(model: nn.Module) -> Forwards:
         _known[model] = next(ways, Recompute)
         if _known[model] is Recompute:
             name = type(language_model(model)).__name__
-            _log.warning("%s: no cache of its states works with padded prompts; decoding without one is slow", name)
+            message = f"{name}: no cache of its states works with padded prompts; decoding without one is slow"
+            if distributed.first_to_say(message):
+                _log.warning(message)
     return _known[model](model)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import resource
 import sys
@@ -22,7 +23,7 @@ METRICS: dict[str, str] = {
     "<agent>/score/processed/mean": "mean score after the processor chain, where there is one: what is learnt from",
     "<agent>/score/processed/std": "standard deviation of the same scores",
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
-    "<agent>/score/part/<part>": "mean of a further number that the reward reports",
+    "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
     "<agent>/rollout/response_length": "mean own tokens per response, the stop token included",
     "<agent>/rollout/truncated_share": "share of responses cut at a limit instead of ending by themselves",
     "<agent>/rollout/logprob": "mean log-probability per own token when sampled",
@@ -121,8 +122,9 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
         result |= _score_moments("score/processed", scores.score, scores.valid)
     for name, numbers in scores.parts.items():
         numbers = numbers.to(mask.device)
-        part, _ = distributed.masked_moments(numbers, scores.valid & torch.isfinite(numbers))
-        result[f"score/part/{name}"] = float(part)
+        told = scores.valid & torch.isfinite(numbers)
+        part, _ = distributed.masked_moments(numbers, told)
+        result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(told.any())) else math.nan
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     ActorConfig,
@@ -19,12 +19,14 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     TinyActorConfig,
 )
+from ippo_cli.config.text import cut
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import tiny_config
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.prompts import PromptStream, fill
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.launch import external_world_size
+from ippo_cli.training.unusual import unusual_start
 
 GIB = 2**30
 ADAM_BYTES = 8  # two float32 moments
@@ -72,6 +74,8 @@ def show_plan(config: Config) -> None:
     for name in config.task.agents:
         for row in range(min(2, len(task.train))):
             print(f"{name + ' reads':<14} {_prompt(config, task, name, row)!r}")
+    for text in unusual_start(config, plan, _prompts(config, plan, task)).values():
+        print(cut(f"warning        {text}"))
 
 
 def footprint(config: Config, actor: ActorConfig, dtype: Dtype, ranks: int, model: str | None = None) -> Footprint:
@@ -114,6 +118,18 @@ def _prompt(config: Config, task: Task, name: str, row: int) -> str:
         max_prompt_tokens=config.rollout.max_prompt_tokens, chat_template=True,
     )  # fmt: skip
     return stream.text(name, task.train[row])
+
+
+def _prompts(config: Config, plan: Arithmetic, task: Task) -> PromptStream:
+    """The prompts of agents whose tokenizer is made already."""
+    agents = {name: agent for name, agent in config.task.agents.items() if agent.actor.model is not None}
+    return PromptStream(
+        task.train, agents,
+        {name: load_tokenizer(str(agent.actor.model), agent.actor.revision) for name, agent in agents.items()},
+        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
+        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
+        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+    )  # fmt: skip
 
 
 def _flops(config: Config, parameters: dict[str, int]) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +20,7 @@ from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
-from ippo_cli.config.errors import Preempted, PreflightError
+from ippo_cli.config.errors import IppoError, Preempted, PreflightError
 from ippo_cli.config.schema import Config, Device, JsonlConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
@@ -32,6 +34,7 @@ from ippo_cli.training.folder import lock, reserve_folder, take_effect
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import Departure
 from ippo_cli.training.trainer import Trainer
+from ippo_cli.training.unusual import WINDOW, unusual_start
 
 
 def run_training(
@@ -52,6 +55,9 @@ def run_training(
             departure = held.enter_context(Departure())
             console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
             _train(config, folder, console, departure, device, resumed=resumed)
+    except (IppoError, KeyboardInterrupt) as error:
+        error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
+        raise
     finally:
         distributed.shutdown()
 
@@ -118,9 +124,10 @@ def build_trainer(
         if distributed.is_main():
             take_effect(folder)
         console.say(f"resumed from {found}")
+    console.warn(run.note(unusual_start(config, plan, prompts)))
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
-        checkpoints=checkpoints, console=console, departure=departure,
+        checkpoints=checkpoints, console=console, departure=departure, recent=deque(run.last_rows(WINDOW), WINDOW),
     )  # fmt: skip
 
 
@@ -155,6 +162,8 @@ def prepare_process(config: Config) -> torch.device:
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
     disable_progress_bar()  # one bar per saved shard would drown the run's own display
+    if not distributed.is_main():
+        warnings.simplefilter("ignore")  # rank 0 is warned of the same
     set_verbosity_error()  # what matters about loaded weights is checked where they are loaded
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,17 @@ class RunState:
     iterations: int = 0
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
     error: str | None = None
+    warnings: dict[str, str] = field(default_factory=dict)  # what was said to be unusual, by rule
 
 
 def state_before(folder: Path) -> RunState:
     """What `run.json` says of a run that goes on; what a checkpoint knows better is taken from there later."""
     try:
         known = json.loads((folder / "run.json").read_text())
-        return RunState(known["state"], known["wall_seconds"], known["iterations"], known["evaluation"])
+        return RunState(
+            known["state"], known["wall_seconds"], known["iterations"], known["evaluation"],
+            warnings=known.get("warnings", {}),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return RunState()
 
@@ -79,6 +84,23 @@ class Run:
         self.save_state()
         if self._wants_board:
             self._draw(row)
+
+    def last_rows(self, count: int) -> list[dict[str, float]]:
+        """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
+        if not self._main or not self.metrics_file.exists():
+            return []
+        with self.metrics_file.open() as file:
+            rows = [json.loads(line) for line in deque(file, maxlen=count)]
+        iterations = [row for row in rows if row["iteration"]]
+        return [{key: math.nan if value is None else value for key, value in row.items()} for row in iterations]
+
+    def note(self, unusual: Mapping[str, str]) -> list[str]:
+        """Keep what was found unusual; of that, what was not said before in this run."""
+        new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
+        if new:
+            self.state.warnings |= new
+            self.save_state()
+        return list(new.values())
 
     def _draw(self, row: Mapping[str, float]) -> None:
         if self._board is None:

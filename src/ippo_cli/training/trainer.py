@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from ippo_cli.training.metrics import (
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.run import Run
 from ippo_cli.training.signals import Departure, Leaving
+from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import Clock, update
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
@@ -66,6 +68,7 @@ class Trainer:
     checkpoints: Checkpoints
     console: Console
     departure: Departure
+    recent: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def train(self) -> None:
@@ -152,6 +155,8 @@ class Trainer:
             row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
         self.run.log(row)
         self.console.iteration(row, self.plan.num_iterations)
+        self.recent.append(row)
+        self.console.warn(self.run.note(unusual_rows(self.recent, self.config)))
         improved = found is not None and self._note_evaluation(iteration, found)
         self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()

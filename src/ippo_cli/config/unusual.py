@@ -1,0 +1,117 @@
+"""Settings that are allowed and likely wrong: a table of rules over the configuration and the data's size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.schema import ActorKind, Config, JsonlConfig, SeparateCriticConfig
+from ippo_cli.config.text import listed
+
+HIGHEST_USUAL_RATE = 1e-5  # of PPO on all weights of a pretrained model: verl takes 1e-6 for actors, 1e-5 for critics
+UNUSUAL_ACTOR_RATE = 1e-4  # above this, small models included, somebody likely meant another model
+UNUSUAL_CRITIC_RATE = 5e-4
+FEWEST_PASSES, MOST_PASSES = 0.1, 50.0  # over the training data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the rules look at."""
+
+    config: Config
+    plan: Arithmetic
+    train_rows: int
+    unused_templates: Sequence[str] = ()  # agents whose tokenizer has a chat template that their prompts are not in
+
+
+def unusual_settings(settings: Settings) -> dict[str, str]:
+    """What each rule that is broken has to say: `key=value; what is unusual; what would be usual`."""
+    said = {name: rule(settings) for name, rule in RULES.items()}
+    return {name: text for name, text in said.items() if text is not None}
+
+
+def _actor_rate(settings: Settings) -> str | None:
+    agents = settings.config.task.agents
+    rates = {name: agent.actor.learning_rate for name, agent in agents.items() if agent.actor.kind is ActorKind.full}
+    return _rate("actor", rates, agents, UNUSUAL_ACTOR_RATE)
+
+
+def _critic_rate(settings: Settings) -> str | None:
+    agents = settings.config.task.agents
+    rates = {
+        name: agent.critic.learning_rate for name, agent in agents.items()
+        if isinstance(agent.critic, SeparateCriticConfig)
+        and (agent.actor.kind is ActorKind.full or agent.critic.model is not None)
+    }  # fmt: skip
+    return _rate("critic", rates, agents, UNUSUAL_CRITIC_RATE)
+
+
+def _rate(group: str, rates: Mapping[str, float], agents: Collection[str], above: float) -> str | None:
+    unusual = [name for name, rate in rates.items() if rate > above]
+    if not unusual:
+        return None
+    highest = max(rates[name] for name in unusual)
+    where = f"{group}.learning_rate" if len(unusual) == len(agents) else f"{group}.learning_rate of {listed(unusual)}"
+    return (
+        f"{where} is {highest:g}, {highest / HIGHEST_USUAL_RATE:.0f} times what pretrained weights usually take; "
+        "use 1e-6 to 1e-5"
+    )
+
+
+def _few_prompts(settings: Settings) -> str | None:
+    rows, prompts = settings.train_rows, settings.plan.prompts_per_iteration
+    if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
+        return None
+    return (
+        f"an iteration asks {prompts} prompts and the training data has {rows}: each is asked several times; "
+        "lower rollout.buffer_size, or raise rollout.num_generations"
+    )
+
+
+def _passes(settings: Settings) -> str | None:
+    """Of data that somebody chose; generated tasks are as large as they are."""
+    if not isinstance(settings.config.task, JsonlConfig) or settings.config.num_iterations is None:
+        return None
+    passes = settings.plan.num_iterations * settings.plan.prompts_per_iteration / settings.train_rows
+    if FEWEST_PASSES <= passes <= MOST_PASSES:
+        return None
+    share = f"{passes:.0f} times" if passes > 1 else f"{passes:.1%} of"
+    return (
+        f"num_iterations={settings.plan.num_iterations} asks {share} the {settings.train_rows} training examples; "
+        "num_iterations=null num_epochs=1 is one pass"
+    )
+
+
+def _warmups(settings: Settings) -> str | None:
+    iterations = settings.plan.num_iterations
+    warmup = settings.config.algorithm.critic_warmup
+    if warmup >= iterations:
+        return f"algorithm.critic_warmup={warmup} is all of the {iterations} iterations: no actor is trained; lower it"
+    for name, agent in settings.config.task.agents.items():
+        if agent.actor.warmup_iterations >= iterations:
+            return (
+                f"actor.warmup_iterations={agent.actor.warmup_iterations} is all of the {iterations} iterations: "
+                f"{listed([name])} never reaches its learning rate; lower it"
+            )
+    return None
+
+
+def _unused_template(settings: Settings) -> str | None:
+    if not settings.unused_templates or not isinstance(settings.config.task, JsonlConfig):
+        return None
+    return (
+        f"the tokenizer of {listed(settings.unused_templates)} has a chat template and the prompts are not in it; "
+        "use task.chat_template=true for an instruction-tuned model"
+    )
+
+
+RULES: dict[str, Callable[[Settings], str | None]] = {
+    "actor_learning_rate": _actor_rate,
+    "critic_learning_rate": _critic_rate,
+    "few_prompts": _few_prompts,
+    "passes": _passes,
+    "warmups": _warmups,
+    "unused_chat_template": _unused_template,
+}
+"""By the name under which `run.json` keeps what was said."""

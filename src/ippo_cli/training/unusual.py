@@ -1,0 +1,191 @@
+"""What is likely wrong with a run, told by its own metrics: a table of rules over the last rows of the log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+
+from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, ValueUnit
+from ippo_cli.config.text import listed
+from ippo_cli.config.unusual import Settings, unusual_settings
+from ippo_cli.tasks.prompts import PromptStream, fill
+
+Row = Mapping[str, float]
+
+WINDOW = 50  # rows that the rules look at
+FIRST = 3  # iterations after which what never happened is told
+LAST = 10  # iterations that are averaged
+EARLY = 20  # iterations a critic may be worse than none
+NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # explained
+ALL = 0.99  # a share that is as good as all
+
+
+def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
+    """What each rule has to say of the last iterations, at most `WINDOW`, oldest first."""
+    rows = list(recent)
+    said = {name: rule(rows, config) for name, rule in RULES.items()} if rows else {}
+    return {name: text for name, text in said.items() if text is not None}
+
+
+def unusual_start(config: Config, plan: Arithmetic, prompts: PromptStream) -> dict[str, str]:
+    """What is unusual before the first iteration."""
+    unused = unused_templates(prompts)
+    rows = len(prompts.examples)
+    return unusual_settings(Settings(config=config, plan=plan, train_rows=rows, unused_templates=unused))
+
+
+def unused_templates(prompts: PromptStream) -> list[str]:
+    """Agents whose tokenizer has a chat template, and whose prompts are their bare texts."""
+    example = prompts.examples[0]
+    return [
+        name
+        for name, tokenizer in prompts.tokenizers.items()
+        if getattr(tokenizer, "chat_template", None) is not None
+        and prompts.text(name, example) == fill(prompts.agents[name].template, example, f"task.agents.{name}.template")
+    ]
+
+
+def _truncated(rows: Sequence[Row], config: Config) -> str | None:
+    if isinstance(config.task, (LettersConfig, GridConfig)):
+        return None  # whose answers are as long as the limit
+    cut = _agents(config, lambda name: rows[-1][f"{name}/rollout/truncated_share"] >= ALL)
+    if not cut:
+        return None
+    return (
+        f"every response of {cut} was cut at rollout.max_new_tokens={config.rollout.max_new_tokens} before it ended; "
+        "raise that, or shorten what is asked for"
+    )
+
+
+def _equal_scores(rows: Sequence[Row], config: Config) -> str | None:
+    def never_varied(name: str) -> bool:
+        if not _from_start(rows) or len(rows) < FIRST:
+            return False
+        silent = f"{name}/targets/silent_share"
+        return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= ALL for row in rows)
+
+    def collapsed(name: str) -> bool:
+        """And not because everything is right: then no earlier score was higher."""
+        before, last = rows[:-LAST], rows[-LAST:]
+        mean = f"{name}/score/mean"
+        constant = len(last) == LAST and all(row[f"{name}/score/std"] == 0 for row in last)
+        return constant and any(row[mean] > last[-1][mean] + 1e-6 for row in before)
+
+    equal = _agents(config, lambda name: never_varied(name) or collapsed(name))
+    if not equal:
+        return None
+    last = int(rows[-1]["iteration"])
+    first = last - min(len(rows), LAST) + 1
+    return (
+        f"all responses of {equal} that are compared have equal scores in iterations {first} to {last}: "
+        "nothing to learn from; see samples/ and the reward"
+    )
+
+
+def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
+    if not _from_start(rows) or len(rows) < WINDOW:
+        return None
+    first, last = rows[:LAST], rows[-LAST:]
+
+    def stuck(name: str) -> bool:
+        mean, std = f"{name}/score/mean", f"{name}/score/std"
+        spread = fmean(row[std] for row in (*first, *last))
+        noise = spread * math.sqrt(2 / (LAST * config.rollout.buffer_size))
+        risen = fmean(row[mean] for row in last) - fmean(row[mean] for row in first)
+        return spread > 0 and risen < 2 * noise
+
+    names = [name for name in config.task.agents if stuck(name)]
+    if not names:
+        return None
+    scores = [fmean(row[f"{names[0]}/score/mean"] for row in part) for part in (first, last)]
+    return (
+        f"the score of {listed(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
+        "try another actor.learning_rate or more steps"
+    )
+
+
+def _critic(rows: Sequence[Row], config: Config) -> str | None:
+    done, last = int(rows[-1]["iteration"]), rows[-LAST:]
+
+    def explains_nothing(name: str) -> bool:
+        key = f"{name}/value/explained_variance"
+        found = [row[key] for row in last if key in row and row[f"{name}/score/std"] > 0]
+        if len(found) < LAST or done < EARLY:
+            return False
+        # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
+        flat = done >= WINDOW and config.algorithm.value_unit is not ValueUnit.turn and fmean(found) < NO_VARIANCE
+        return flat or fmean(found) < NEGATIVE_VARIANCE
+
+    names = [name for name in config.task.agents if explains_nothing(name)]
+    if not names:
+        return None
+    mean = fmean(row[f"{names[0]}/value/explained_variance"] for row in last)
+    separate = config.critic.kind is CriticKind.separate
+    remedy = (
+        "smaller critic.mini_batch_size, more critic.ppo_epochs"
+        if separate
+        else "another algorithm.value_loss_coef or critic=separate"
+    )
+    return (
+        f"explained_variance of {listed(names)} is {mean:.2f} after {done} iterations; "
+        f"try {remedy}, or another critic.learning_rate"
+    )
+
+
+def _failing_rewards(rows: Sequence[Row], config: Config) -> str | None:
+    shares = {name: rows[-1][f"{name}/score/failed_share"] for name in config.task.agents}
+    names = [name for name, share in shares.items() if share > 0]
+    if not names:
+        return None
+    return (
+        f"{max(shares.values()):.1%} of the responses of {listed(names)} have no usable reward and are not trained on; "
+        f"more than reward.failure_budget={config.reward.failure_budget:g} ends the run"
+    )
+
+
+def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
+    if not _from_start(rows) or len(rows) < FIRST:
+        return None
+    parts = [
+        key.rpartition("/")[2]
+        for key in rows[-1]
+        if "/score/part/" in key and not any(math.isfinite(row.get(key, math.nan)) for row in rows)
+    ]
+    if not parts:
+        return None
+    names = listed(list(dict.fromkeys(parts)))
+    return f"the reward's part {names} was no finite number for any response so far; it is in no average"
+
+
+def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
+    skipped = _agents(
+        config,
+        lambda name: any(rows[-1].get(f"{name}/{role}/skipped_steps", 0) > 0 for role in ("policy", "value", "joint")),
+    )
+    if not skipped:
+        return None
+    return f"optimizer steps of {skipped} were left out: their gradients were not finite; try a lower learning_rate"
+
+
+def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
+    """The agents of whom something is true, in words; empty where it is true of none."""
+    names = [name for name in config.task.agents if wanted(name)]
+    return listed(names) if names else ""
+
+
+def _from_start(rows: Sequence[Row]) -> bool:
+    return int(rows[0]["iteration"]) == 1
+
+
+RULES: dict[str, Callable[[Sequence[Row], Config], str | None]] = {
+    "truncated": _truncated,
+    "equal_scores": _equal_scores,
+    "no_progress": _no_progress,
+    "explained_variance": _critic,
+    "failing_rewards": _failing_rewards,
+    "empty_parts": _empty_parts,
+    "skipped_steps": _skipped_steps,
+}
+"""By the name under which `run.json` keeps what was said."""

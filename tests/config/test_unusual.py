@@ -1,0 +1,74 @@
+"""Settings that are likely wrong: each rule speaks where it should, and is silent where nothing is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.load import config_dir
+from ippo_cli.config.schema import Config
+from ippo_cli.config.text import text_width
+from ippo_cli.config.unusual import RULES, Settings, unusual_settings
+
+REAL = ("task=jsonl", "actor=full")
+USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buffer_size": 128}
+
+
+def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[str, str]:
+    return unusual_settings(
+        Settings(config=config, plan=arithmetic(config, 1, rows), train_rows=rows, unused_templates=unused)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "more", "words"),
+    [
+        ("actor_learning_rate", {"actor.learning_rate": 1e-3}, {}, "actor.learning_rate is 0.001, 100 times"),
+        ("critic_learning_rate", {"critic.learning_rate": 1e-3}, {}, "critic.learning_rate is 0.001, 100 times"),
+        ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "asks 128 prompts and the training data has 127"),
+        ("passes", {}, {"rows": 200}, "num_iterations=110 asks 70 times the 200 training examples"),
+        ("passes", {"num_iterations": 5}, {}, "num_iterations=5 asks 8.6% of the 7473 training examples"),
+        ("warmups", {"algorithm.critic_warmup": 110}, {}, "algorithm.critic_warmup=110 is all of the 110 iterations"),
+        ("warmups", {"actor.warmup_iterations": 200}, {}, "solo never reaches its learning rate"),
+        ("unused_chat_template", {}, {"unused": ["solo"]}, "the tokenizer of solo has a chat template"),
+    ],
+)
+def test_a_rule_speaks_where_it_should_and_no_other_does(
+    rule: str, changes: dict[str, Any], more: dict[str, Any], words: str, config: Callable[..., Config]
+) -> None:
+    found = told(config(REAL, **USUAL, **changes) if not changes.keys() & USUAL else config(REAL, **USUAL | changes),
+                 **more)  # fmt: skip
+    assert list(found) == [rule]
+    assert words in found[rule]
+    assert text_width(f"warning: {found[rule]}") <= 160
+
+
+def test_every_rule_is_seen_to_speak() -> None:
+    mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
+    assert {case[0] for case in mark.args[1]} == set(RULES)
+
+
+def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:
+    assert told(config(REAL, **USUAL)) == {}
+    assert told(config(REAL, **USUAL | {"num_iterations": None, "num_epochs": 60.0})) == {}, (
+        "passes that were asked for"
+    )
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [(), *[(f"+experiment={path.stem}",) for path in sorted((config_dir() / "experiment").glob("*.yaml"))]],
+)
+def test_nothing_embedded_is_unusual(experiment: tuple[str, ...], config: Callable[..., Config]) -> None:
+    made = config(experiment)
+    sizes = {"probe_grid": 56}
+    assert told(made, rows=sizes.get(made.task.kind.value, 1024)) == {}
+
+
+def test_one_agents_own_rate_is_told_with_its_name(config: Callable[..., Config]) -> None:
+    made = config(("actor=full",), **USUAL)
+    made.task.agents["high"].actor.learning_rate = 1e-3
+    assert told(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")

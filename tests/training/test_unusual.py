@@ -1,0 +1,169 @@
+"""What a run's own metrics say is likely wrong: each rule speaks where it should, and not of a run that learns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import a_trainer, train
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.config.schema import Config
+from ippo_cli.config.text import text_width
+from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.training.unusual import RULES, WINDOW, unused_templates, unusual_rows
+
+Row = dict[str, float]
+RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded job
+
+
+def recorded() -> list[Row]:
+    with RECORDED.open() as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return typed(resolve(compose_node(["critic.mini_batch_size=128"])))
+
+
+def told(rows: list[Row], config: Config) -> dict[str, str]:
+    """Everything that is said while the rows come one by one."""
+    said: dict[str, str] = {}
+    for done in range(1, len(rows) + 1):
+        said = unusual_rows(rows[:done][-WINDOW:], config) | said
+    return said
+
+
+def changed(rows: list[Row], change: Callable[[int], dict[str, float]], agent: str = "low") -> list[Row]:
+    return [row | {f"{agent}/{key}": value for key, value in change(int(row["iteration"])).items()} for row in rows]
+
+
+def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
+    assert len(recorded()) == 110
+    assert told(recorded(), config) == {}
+    for start in (10, 49, 60):  # resumed, with and without the rows before
+        assert told(recorded()[start:], config) == {}
+
+
+CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
+    "cut from the start": ("truncated", 1, lambda _: {"rollout/truncated_share": 1.0},
+                           "every response of low was cut at rollout.max_new_tokens=8"),
+    "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_share": float(n >= 70)}, "low"),
+    "one score for all": ("equal_scores", 3, lambda _: {"score/std": 0.0, "score/mean": 0.0},
+                          "all responses of low that are compared have equal scores in iterations 1 to 3"),
+    "groups of equal scores": ("equal_scores", 3, lambda _: {"targets/silent_share": 1.0}, "iterations 1 to 3"),
+    "collapsed": ("equal_scores", 49, lambda n: {"score/std": 0.0, "score/mean": 0.2} if n >= 40 else {},
+                  "iterations 40 to 49"),
+    "no better": ("no_progress", 50, lambda n: {"score/mean": 0.5 + 0.002 * (-1) ** n}, "(0.500 -> 0.500)"),
+    "worse": ("no_progress", 50, lambda n: {"score/mean": 0.5 - 0.002 * n}, "the score of low has not risen in 50"),
+    "a critic that knows nothing": ("explained_variance", 50, lambda n: {"value/explained_variance": 0.001 * (n % 3)},
+                                    "explained_variance of low is 0.00 after 50 iterations"),
+    "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
+    "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
+    "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was no finite"),
+    "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were left"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rule_speaks_as_soon_as_it_shows_and_no_other_does(case: str, config: Config) -> None:
+    rule, when, change, words = CASES[case]
+    rows = recorded()
+    if rule == "empty_parts":
+        rows = changed(rows, change, "high")
+    rows = changed(rows, change)
+    assert told(rows[: when - 1], config) == {}
+    found = told(rows[:when], config)
+    assert list(found) == [rule]
+    assert words in found[rule]
+    assert text_width(f"warning: {found[rule]}") <= 160
+
+
+def test_every_rule_is_seen_to_speak() -> None:
+    assert {rule for rule, *_ in CASES.values()} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda n: {"score/std": 0.0, "score/mean": 1.0} if n > 60 else {},  # all is right at last
+        lambda n: {"value/explained_variance": -0.5} if n < 11 else {},  # what a fresh critic may begin with
+        lambda n: {"rollout/truncated_share": 0.9},
+        lambda n: {"score/part/exact": math.nan} if n % 2 else {},
+    ],
+)
+def test_what_is_no_fault_is_not_spoken_of(change: Callable[[int], dict[str, float]], config: Config) -> None:
+    assert told(changed(changed(recorded(), change), change, "high"), config) == {}
+
+
+def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> None:
+    turns = typed(resolve(compose_node(["algorithm=comlrl_iac"])))
+    assert told(changed(recorded(), lambda _: {"value/explained_variance": 0.0}), turns) == {}
+    assert list(told(changed(recorded(), lambda _: {"value/explained_variance": -0.5}), turns)) == [
+        "explained_variance"
+    ]
+
+
+def test_a_probe_whose_answers_are_as_long_as_its_limit_is_not_warned_of() -> None:
+    probe = typed(resolve(compose_node(["task=probe_constant"])))
+    rows = [{key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
+            for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})]  # fmt: skip
+    assert told(rows, probe) == {}
+
+
+def test_a_chat_template_that_no_prompt_is_in_is_found(config: Config) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+
+    def unused(template: str | None, *, used: bool) -> list[str]:
+        tokenizer.chat_template = template
+        return unused_templates(
+            PromptStream(
+                [{"letters": "abc"}], config.task.agents, {"low": tokenizer}, seed=0, prompts_per_iteration=1,
+                num_generations=1, max_prompt_tokens=9, chat_template=used,
+            )
+        )  # fmt: skip
+
+    assert unused("{{ messages[0].content }}<end>", used=False) == ["low"]
+    assert unused("{{ messages[0].content }}<end>", used=True) == []
+    assert unused(None, used=False) == []
+
+
+def warnings(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())["warnings"]
+
+
+def test_a_warning_is_said_once_and_kept_with_the_run_after_a_resume_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from small import small_config
+
+    from ippo_cli.training.process import run_training
+
+    cutting = ("rollout.max_new_tokens=1", "task.length=2", "num_iterations=2", "evaluation.every=0")
+    folder = train(tmp_path, *cutting, "algorithm.critic_warmup=2")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert [line for line in said if "algorithm.critic_warmup=2 is all of the 2 iterations" in line] == said[:1]
+    assert sum("was cut at rollout.max_new_tokens=1" in line for line in said) == 1
+    assert [f"warning: {text}" for text in warnings(folder).values()] == said
+    config, _ = small_config(tmp_path, *cutting, "algorithm.critic_warmup=2", "num_iterations=4")
+    run_training(config, folder, resumed=True)
+    assert "warning: " not in capsys.readouterr().out
+    assert [f"warning: {text}" for text in warnings(folder).values()] == said
+
+
+def test_a_resumed_run_knows_the_iterations_before(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, "num_iterations=2", "evaluation.every=0") as trainer:
+        assert list(trainer.recent) == []
+        trainer.train()
+        assert [row["iteration"] for row in trainer.recent] == [1, 2]
+        kept = trainer.run.last_rows(1)
+    assert [row["iteration"] for row in kept] == [2]
+    assert kept[0]["low/score/mean"] == trainer.recent[-1]["low/score/mean"]
