@@ -16,13 +16,18 @@ class EngineMemory:
     """Bytes on one rank. What stands from one update to the next, and what an update or a forward adds."""
 
     weights: float
-    optimizer: float  # float32 master weights and AdamW's moments
+    master: float  # float32 weights that the optimizer steps on; fp32 models have a copy of theirs as well
+    moments: float  # AdamW's, from the first step on
     gradients: float  # added up over micro-batches
     buckets: float  # in which gradients travel
     gathered: float  # stage 3: whole weights that a forward holds beside the spread ones
     stepping: float  # copies made by reducing at, and by taking, the optimizer step
     host: float  # in the machine's memory instead, of what is offloaded
     gradients_stay: bool  # whether gradients and buckets are held between updates as well
+
+    @property
+    def optimizer(self) -> float:
+        return self.master + self.moments
 
     @property
     def standing(self) -> float:
@@ -57,7 +62,8 @@ def engine_memory(
     if stage == 0:  # in fp32 alone: the client's own optimizer on the module's own weights
         return EngineMemory(
             weights=FP32 * whole,
-            optimizer=MOMENTS * whole,
+            master=0.0,
+            moments=MOMENTS * whole,
             gradients=FP32 * whole,
             buckets=0.0,
             gathered=0.0,
@@ -65,35 +71,40 @@ def engine_memory(
             host=0.0,
             gradients_stay=False,
         )
-    states = (FP32 + MOMENTS) * share  # fp32 weights have a master copy as well
+    master, moments = FP32 * share, MOMENTS * share
     if stage == 3:
         spread = width * (share + persistent * (1.0 - 1.0 / ranks))
         return EngineMemory(
             weights=0.0 if offload_params else spread,
-            optimizer=0.0 if offload_optimizer else states,
+            master=0.0 if offload_optimizer else master,
+            moments=0.0 if offload_optimizer else moments,
             gradients=0.0 if offload_optimizer else FP32 * share,
             buckets=float_bucket,
             gathered=width * min(whole, MAX_LIVE),
             stepping=FP32 * share,
             # What steps in the machine's memory has its own gradient beside the one that is added up there.
-            host=(states + 2 * FP32 * share if offload_optimizer else 0.0) + (spread if offload_params else 0.0),
+            host=(master + moments + 2 * FP32 * share if offload_optimizer else 0.0)
+            + (spread if offload_params else 0.0),
             gradients_stay=True,
         )
     if offload_optimizer:  # the host also keeps the part it steps on in the weights' own type
         return EngineMemory(
             weights=width * whole,
-            optimizer=0.0,
-            gradients=width * whole if stage == 1 else 0.0,
+            master=0.0,
+            moments=0.0,
+            # Stage 1 leaves what other ranks step on where it was added up.
+            gradients=FP32 * (whole - share) if stage == 1 else 0.0,
             buckets=float_bucket,
             gathered=0.0,
             stepping=width * share,
-            host=states + (2 * FP32 + width) * share,
+            host=master + moments + (2 * FP32 + width) * share,
             gradients_stay=False,
         )
     if stage == 1 and width < FP32:  # DeepSpeed's bf16 optimizer: whole float32 gradients, from the start
         return EngineMemory(
             weights=width * whole,
-            optimizer=states,
+            master=master,
+            moments=moments,
             gradients=FP32 * whole,
             buckets=0.0,
             gathered=0.0,
@@ -103,7 +114,8 @@ def engine_memory(
         )
     return EngineMemory(
         weights=width * whole,
-        optimizer=states,
+        master=master,
+        moments=moments,
         gradients=FP32 * (whole if stage == 1 else share),
         buckets=float_bucket,
         gathered=0.0,

@@ -124,6 +124,8 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
     except Exception as error:
         raise cannot_load("tokenizer", model, error) from error
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
+        raise cannot_load("tokenizer", model, FileNotFoundError("its files have no vocabulary"))
     if tokenizer.eos_token_id is None:
         raise PreflightError(f"actor.model={model} has a tokenizer without an end-of-sequence token; set one in it")
     if tokenizer.pad_token_id is None:

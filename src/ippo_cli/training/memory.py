@@ -84,7 +84,7 @@ class Memory:
     def phases(self) -> dict[str, float]:
         """On the device at the greatest moment of each phase."""
         # Moments come with the first step; a model is whole before it is spread.
-        load = sum(m.memory.weights + (m.memory.gradients if m.memory.gradients_stay else 0.0) for m in self.trained)
+        load = sum(model.memory.standing - model.memory.moments for model in self.trained)
         load += max(m.width * m.shape.parameters for m in self.trained) + sum(m.weights for m in self.references)
         return {
             "load": load,

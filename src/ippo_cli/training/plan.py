@@ -32,6 +32,7 @@ from ippo_cli.training.preflight import (
     what_cannot_fit,
 )
 
+MIB = 2**20
 WIDTH = 160
 LABEL = 16
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -80,24 +81,31 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
 
 
 def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
-    """One table of what models hold, and one line for each phase; GiB on each rank."""
-    rows = [("GiB per rank", "parameters", "weights", "gradients", "optimizer", "buffers", "host")]
+    """One table of what models hold, and one line for the phases, per rank."""
+    _, greatest = memory.greatest
+    unit, size = ("GiB", GIB) if greatest + memory.host >= GIB else ("MiB", MIB)
+
+    def shown(*parts: float) -> list[str]:
+        return [f"{part / size:.2f}" if part < 100 * size else f"{part / size:.1f}" for part in parts]
+
+    rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
     for model in memory.trained:
         held = model.memory
-        rows.append((model.name, f"{model.shape.parameters / 1e6:.1f} M",
-                     *map(_gib, (held.weights, held.gradients, held.optimizer, held.buckets, held.host))))  # fmt: skip
+        numbers = shown(held.weights, held.gradients, held.optimizer, held.buckets, held.host)
+        rows.append([model.name, f"{model.shape.parameters / 1e6:.1f} M", *numbers])
     for frozen in memory.references:
-        rows.append((frozen.name, f"{frozen.shape.parameters / 1e6:.1f} M", _gib(frozen.weights), *["-"] * 4))
+        rows.append([frozen.name, f"{frozen.shape.parameters / 1e6:.1f} M", *shown(frozen.weights, 0, 0, 0, 0)])
     width = max(LABEL, *(len(row[0]) + 1 for row in rows))
     for label, *cells in rows:
         print(f"{label:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
-    phases = ", ".join(f"{name} {_gib(size)}" for name, size in memory.phases.items())
-    _say("memory", f"GiB per rank at the greatest moment: {phases}")
-    held = f"{_gib(memory.certain)} of weights, gradients, optimizer; the rest is estimated from the longest sequences"
-    _say("", f"{held}{f'; host {_gib(memory.host)}' if memory.host else ''}")
+    phases = ", ".join(f"{name} {shown(part)[0]}" for name, part in memory.phases.items())
+    _say("memory", f"{unit} per rank at the greatest moment of each phase: {phases}")
+    certain, host = shown(memory.certain, memory.host)
+    _say("", f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
+         f"sequences allowed{f'; and {host} in host memory' if memory.host else ''}")  # fmt: skip
     if machine.device == "cuda":
         _say("this machine", f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} "
-             f"ranks, {_gib(machine.host)} beside it for {machine.ranks}")  # fmt: skip
+             f"ranks, {_gib(machine.host)} GiB of host memory for {machine.ranks}")  # fmt: skip
     else:
         _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
 

@@ -48,7 +48,7 @@ LOWERED_BY = {
     "load": "use a higher ZeRO stage, or a smaller model",
     "rollout": "lower rollout.decode_batch_size, rollout.max_prompt_tokens or rollout.max_new_tokens",
     "targets": "lower deepspeed.scoring_batch_tokens or deepspeed.logit_chunk_tokens",
-    "update": "lower deepspeed.micro_batch_tokens, or set actor.gradient_checkpointing=true",
+    "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
 }
 """What makes a phase smaller."""
 
