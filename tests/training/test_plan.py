@@ -94,7 +94,10 @@ def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tm
     assert max(map(len, lines)) <= 160
     for label in ("low actor", "low critic", "low reference", "high actor"):
         assert sum(line.startswith(label) for line in lines) == 1, label
-    assert "load " in said and "rollout " in said and "targets " in said and "update " in said
+    assert "load " in said
+    assert "rollout " in said
+    assert "targets " in said
+    assert "update " in said
     assert sum(line.startswith("low reads") for line in lines) == 2
     assert "warning" not in said
 
@@ -102,7 +105,8 @@ def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tm
 def test_long_prompts_are_refused_as_training_refuses_them(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "rollout.max_prompt_tokens=3")
     error = both_refuse(tmp_path, config, [], yaml)
-    assert isinstance(error, ConfigError) and str(error).startswith("rollout.max_prompt_tokens=3 does not allow agent")
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("rollout.max_prompt_tokens=3 does not allow agent")
 
 
 def test_empty_templates_are_refused_as_training_refuses_them(tmp_path) -> None:
@@ -118,14 +122,16 @@ def test_unknown_fields_are_refused_as_training_refuses_them(tmp_path) -> None:
 def test_cuda_without_a_gpu_is_refused_as_training_refuses_it(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "launch.device=cuda")
     error = both_refuse(tmp_path, config, [], yaml)
-    assert error.exit_code == 3 and str(error).startswith("launch.device=cuda")
+    assert error.exit_code == 3
+    assert str(error).startswith("launch.device=cuda")
 
 
 def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_looked_for(tmp_path, capsys) -> None:
     overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
     plain = resolve(compose_node(overrides))
     error = both_refuse(tmp_path, typed(plain), overrides, to_yaml(plain))
-    assert error.exit_code == 3 and "GiB of weights, optimizer states and gradients" in str(error)
+    assert error.exit_code == 3
+    assert "GiB of weights, optimizer states and gradients" in str(error)
     assert "has no .safetensors file" in capsys.readouterr().out
 
 
@@ -134,10 +140,11 @@ def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp
                           "algorithm=grpo", "algorithm.mini_batch_size=32", "rollout.num_generations=4")  # fmt: skip
     material, memory = needs(config, ranks=8)
     assert material.shapes["solo"].actor.parameters == 7_615_616_512
-    assert memory.certain / GIB == pytest.approx(7_615_616_512 * 7.5 / GIB, rel=1e-6)
+    assert memory.certain == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), "the engine, and a whole reference"
     machine = Machine(device="cuda", host=1000 * GIB, accelerator=40 * GIB, ranks=8, ranks_per_device=1)
     reason = what_cannot_fit(config, material, memory, machine, ranks=8)
-    assert reason is not None and reason.endswith("use deepspeed=zero2")
+    assert reason is not None
+    assert reason.endswith("use deepspeed=zero2")
     roomy = Machine(device="cuda", host=1000 * GIB, accelerator=200 * GIB, ranks=8, ranks_per_device=1)
     assert what_cannot_fit(config, material, memory, roomy, ranks=8) is None
     assert memory_warning(memory, roomy) is None
@@ -172,7 +179,8 @@ def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> Non
     )
     assert what_cannot_fit(config, material, memory, machine, ranks=1) is None
     warning = memory_warning(memory, machine)
-    assert warning is not None and warning.startswith(f"warning: {phase} may need")
+    assert warning is not None
+    assert warning.startswith(f"warning: {phase} may need")
 
 
 def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
