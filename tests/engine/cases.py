@@ -594,6 +594,71 @@ def collectives(_: Path) -> Any:
     )
 
 
+class Wide(nn.Module):
+    """Large enough that its tensors, and not what DeepSpeed keeps beside them, are what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(40))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embed(ids)
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden))
+        return hidden.float().square().mean()
+
+
+def tensor_bytes() -> int:
+    """Of every storage that a tensor made since the last `gc.freeze` holds, gradients and ZeRO's parts included."""
+    gc.collect()
+    found = [part for part in gc.get_objects() if type(part) in (Tensor, nn.Parameter)]
+    found += [part.grad for part in found if part.is_leaf and part.grad is not None]
+    found += [part.ds_tensor for part in found if hasattr(part, "ds_tensor")]
+    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in found}
+    storages.pop(0, None)
+    return sum(storages.values())
+
+
+@case
+def held_bytes(_: Path) -> Any:
+    """(stage, dtype, what is offloaded) -> (bucket, bytes after a second backward, bytes after its step)."""
+    results = {}
+    combinations = [
+        (stage, dtype, "") for stage in STAGES for dtype in ("fp32", "bf16") if (stage, dtype) != (0, "bf16")
+    ]
+    combinations += [(stage, "bf16", "optimizer") for stage in (1, 2, 3)] + [(3, "bf16", "optimizer and params")]
+    for stage, dtype, offloaded in combinations:
+        gc.collect()
+        gc.freeze()
+        module = Wide().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+        bucket = 5000
+        zero = zero_config(
+            stage=stage,
+            dtype=dtype,
+            offload_optimizer="optimizer" in offloaded,
+            offload_params="params" in offloaded,
+            reduce_bucket_size=bucket,
+            persistence_threshold=0,
+            max_grad_norm=1.0,
+        )
+        # Weights that a forward gathered are given up again, so that what stays is what the stage spreads.
+        zero["zero_optimization"] |= {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
+        adam = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+        engine = Engine(module, [{"params": list(module.parameters()), **adam}], zero=zero, device="cpu")
+        ids = torch.arange(8)
+        engine.backward(engine(ids))
+        engine.step()
+        engine.backward(engine(ids))
+        during = tensor_bytes()
+        engine.step()
+        after = tensor_bytes()
+        engine.destroy()
+        results[stage, dtype, offloaded] = (bucket, during, after)
+        del engine, module
+    return distributed.world_size(), sum(parameter.numel() for parameter in Wide().parameters()), results
+
+
 @case
 def second_training(_: Path) -> Any:
     """A new process group in the same process, and an engine on it."""

@@ -30,7 +30,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
-from ippo_cli.engine.zero_config import zero_config
+from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_missing
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
 from ippo_cli.models.packing import enable_packing
@@ -63,6 +63,17 @@ def build_agents(config: Config, weights: dict[str, Path | str], device: torch.d
     return agents
 
 
+def reference_pairs(name: str, agent: AgentConfig, task: Task) -> list[tuple[str, str]]:
+    """Prompts with their reference answers, which a model made locally gets its alphabet and first lessons from."""
+    assert agent.answer is not None  # checked before anything is made
+    where = f"task.agents.{name}"
+    examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
+    return [
+        (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
+        for example in examples
+    ]
+
+
 def weights_digest(folder: Path) -> str:
     """One sha256 over the safetensors files of a folder."""
     digest = hashlib.sha256()
@@ -80,15 +91,8 @@ def _initial(
         return actor.model
     kept = run_folder / "initial" / name
     if distributed.is_main() and not kept.is_dir():
-        assert agent.answer is not None
-        examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
-        where = f"task.agents.{name}"
-        pairs = [
-            (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
-            for example in examples
-        ]
         made = make_tiny_actor(
-            actor, pairs, config.seed, Path(config.output_dir) / ".cache",
+            actor, reference_pairs(name, agent, task), config.seed, Path(config.output_dir) / ".cache",
             lambda step, steps, loss: progress(name, step, steps, loss),
         )  # fmt: skip
         partial = kept.with_name(f".{name}.partial")
@@ -197,13 +201,16 @@ def _engine(
     device: torch.device,
 ) -> Engine:
     size = sum(parameter.numel() for parameter in module.parameters())
-    # On one rank stages 1 and 2 have nothing to spread, and copying into their flat buffers costs a tenth of a step.
-    spread = distributed.world_size() > 1 or deepspeed.offload_optimizer or deepspeed.stage == 3
+    stage = effective_stage(
+        deepspeed.stage,
+        bf16=dtype is Dtype.bf16,
+        ranks=distributed.world_size(),
+        offload_optimizer=deepspeed.offload_optimizer,
+    )
     settings = zero_config(
-        stage=deepspeed.stage if spread else 0, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
+        stage=stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
-        # Buckets are allocated whole, so none is larger than its model; DeepSpeed wants an even size.
-        reduce_bucket_size=min(deepspeed.reduce_bucket_size, size) // 2 * 2 + 2,
+        reduce_bucket_size=bucket_elements(deepspeed.reduce_bucket_size, size),
         persistence_threshold=deepspeed.persistence_threshold, max_grad_norm=optimizer.max_grad_norm,
     )  # fmt: skip
     return Engine(module, groups, zero=settings, device=device)

@@ -123,7 +123,9 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
     except Exception as error:
-        raise _cannot_load("tokenizer", model, error) from error
+        raise cannot_load("tokenizer", model, error) from error
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
+        raise cannot_load("tokenizer", model, FileNotFoundError("its files have no vocabulary"))
     if tokenizer.eos_token_id is None:
         raise PreflightError(f"actor.model={model} has a tokenizer without an end-of-sequence token; set one in it")
     if tokenizer.pad_token_id is None:
@@ -145,7 +147,7 @@ def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrained
         )
         refuse_missing(found)
     except Exception as error:
-        raise _cannot_load("causal language model", model, error) from error
+        raise cannot_load("causal language model", model, error) from error
     lm.eval()
     check_head(lm)
     return lm
@@ -178,7 +180,8 @@ def check_head(lm: PreTrainedModel) -> None:
         )
 
 
-def _cannot_load(what: str, model: str, error: Exception) -> PreflightError:
+def cannot_load(what: str, model: str, error: Exception) -> PreflightError:
+    """The error for a folder or hub id of an actor that something is missing from."""
     hint = "" if Path(model).exists() else "; it is no folder here, so it was looked up on the hub"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return PreflightError(f"actor.model={model}: no {what} could be loaded{hint} ({reason})")

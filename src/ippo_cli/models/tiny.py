@@ -34,6 +34,11 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
+def tokenizer_of(pairs: Sequence[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that is warmed up on these prompts and answers."""
+    return character_tokenizer([character for pair in pairs for text in pair for character in text])
+
+
 def make_tiny_actor(
     config: TinyActorConfig, pairs: Sequence[tuple[str, str]], seed: int, cache: Path, progress: Progress
 ) -> Path:
@@ -56,7 +61,7 @@ def make_tiny_actor(
     cache.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".tiny-{key}-", dir=cache))
     try:
-        tokenizer = character_tokenizer([character for pair in pairs for text in pair for character in text])
+        tokenizer = tokenizer_of(pairs)
         lm = _random_model(config, tokenizer, seed)
         warm_start(lm, tokenizer, pairs, config, seed, progress)
         lm.save_pretrained(temporary)

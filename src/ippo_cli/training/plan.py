@@ -2,144 +2,172 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import (
-    ActorConfig,
-    Config,
-    CriticKind,
-    Dtype,
-    JsonlConfig,
-    SeparateCriticConfig,
-    TinyActorConfig,
-)
-from ippo_cli.config.text import cut
-from ippo_cli.models.actor import load_tokenizer
-from ippo_cli.models.tiny import tiny_config
+from ippo_cli.config.schema import Config, CriticKind
+from ippo_cli.config.text import LINE_WIDTH
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.tasks.prompts import PromptStream, fill
+from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.launch import external_world_size
+from ippo_cli.training.memory import GIB, Memory
+from ippo_cli.training.preflight import (
+    Machine,
+    Material,
+    device_kind,
+    disk_needs,
+    free_disk,
+    memory_of,
+    memory_warning,
+    prompt_stream,
+    read_material,
+    this_machine,
+    what_cannot_fit,
+)
 from ippo_cli.training.unusual import unusual_start
 
-GIB = 2**30
-ADAM_BYTES = 8  # two float32 moments
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """Bytes of one trained model: per rank in memory, and in a checkpoint."""
-
-    parameters: int
-    memory: float
-    disk: float
+MIB = 2**20
+LABEL = 16
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def show_plan(config: Config) -> None:
-    """Print sizes, batch arithmetic, estimates and two rendered prompts per agent."""
-    ranks = external_world_size() or config.launch.processes
+    """Print sizes, batch arithmetic, needs and two rendered prompts per agent. Raises what training would raise."""
+    outside = external_world_size()
+    ranks = outside or config.launch.processes
+    machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks))
     task = load_task(config.task, config.seed)
     build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, ranks, len(task.train))
-    print(f"data           {len(task.train)} training examples, {len(task.held_out)} held out")
-    print(f"iterations     {plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
-          f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents")  # fmt: skip
+    material = read_material(config, task)
+    prompts = prompt_stream(config, plan, task, material)
+    memory = memory_of(config, plan, task, material, ranks)
+    _show_sizes(config, task, plan, memory, ranks)
+    _show_memory(memory, machine, ranks)
+    _show_disk(config, material, ranks)
+    _show_time(config, plan, material, ranks)
+    _show_missing_weights(config)
+    _show_prompts(config, task, prompts)
+    for text in unusual_start(config, plan, prompts).values():
+        _say("warning", text)
+    reason = what_cannot_fit(config, material, memory, machine, ranks)
+    if reason is not None:
+        raise PreflightError(reason)
+    if (warning := memory_warning(memory, machine)) is not None:
+        print(warning)
+
+
+def _ranks_here(outside: int | None, ranks: int) -> int:
+    """How many of the ranks share this machine: all that are started here; of others what their launcher says."""
+    return ranks if outside is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ranks: int) -> None:
+    _say("data", f"{len(task.train)} training examples, {len(task.held_out)} held out")
+    _say("iterations", f"{plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
+         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents")  # fmt: skip
     fewest, most = plan.samples_per_rank
-    print(f"ranks          {ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
-    memory = disk = flops = 0.0
-    for name, agent in config.task.agents.items():
-        models = {"actor": footprint(config, agent.actor, agent.actor.dtype, ranks)}
-        if isinstance(agent.critic, SeparateCriticConfig):
-            models["critic"] = footprint(config, agent.actor, agent.critic.dtype, ranks, agent.critic.model)
-        for role, size in models.items():
-            steps = plan.actor_steps if role == "actor" else plan.critic_steps[name]
-            millions = size.parameters / 1e6
-            print(f"{name + ' ' + role:<14} {millions:.1f} M parameters, {steps} optimizer steps per iteration")
-            memory, disk = memory + size.memory, disk + size.disk
-        flops += _flops(config, {role: size.parameters for role, size in models.items()})
-        if config.algorithm.kl.reward.coef or config.algorithm.kl.loss.coef:
-            memory += models["actor"].parameters * _bytes(agent.actor.dtype)
-    print(f"memory         about {memory / GIB:.2f} GiB per rank for weights, gradients, optimizer; activations extra")
-    kept = config.checkpoint.keep + config.checkpoint.best + 1  # one more while the next is being written
-    print(f"disk           about {disk / GIB:.2f} GiB per checkpoint, {kept * disk / GIB:.2f} GiB at the most")
-    seconds = flops / ranks / _flops_per_second()
-    print(f"time           at least {seconds:.1f} s per iteration on this machine's processor, "
-          f"{seconds * plan.num_iterations / 60:.1f} min in all (arithmetic alone)")  # fmt: skip
+    _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
     for name in config.task.agents:
-        for row in range(min(2, len(task.train))):
-            print(f"{name + ' reads':<14} {_prompt(config, task, name, row)!r}")
-    for text in unusual_start(config, plan, _prompts(config, plan, task)).values():
-        print(cut(f"warning        {text}"))
+        steps = [f"actor {plan.actor_steps}"]
+        if name in plan.critic_steps:
+            steps.append(f"critic {plan.critic_steps[name]}")
+        _say(f"{name} steps", ", ".join(steps) + " optimizer steps per iteration")
 
 
-def footprint(config: Config, actor: ActorConfig, dtype: Dtype, ranks: int, model: str | None = None) -> Footprint:
-    """Of an actor, or of a critic of the same or another model."""
-    parameters = count_parameters(actor, model)
-    width, stage = _bytes(dtype), config.deepspeed.stage
-    master = 0 if dtype is Dtype.fp32 and stage == 0 else 4
-    weights = parameters * width / (ranks if stage == 3 else 1)
-    gradients = parameters * width / (ranks if stage >= 2 else 1)
-    optimizer = parameters * (ADAM_BYTES + master) / (ranks if stage >= 1 else 1)
-    return Footprint(
-        parameters=parameters,
-        memory=weights + gradients + optimizer,
-        disk=parameters * (2 * width + ADAM_BYTES + master),  # shards, and the folder for `from_pretrained`
+def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
+    """One table of what models hold, and one line for the phases, per rank."""
+    _, greatest = memory.greatest
+    unit, size = ("GiB", GIB) if greatest + memory.host >= GIB else ("MiB", MIB)
+
+    def shown(*parts: float) -> list[str]:
+        return [f"{part / size:.2f}" if part < 100 * size else f"{part / size:.1f}" for part in parts]
+
+    rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
+    for model in memory.trained:
+        held = model.memory
+        numbers = shown(held.weights, held.gradients, held.optimizer, held.buckets, held.host)
+        rows.append([model.name, f"{model.shape.parameters / 1e6:.1f} M", *numbers])
+    for frozen in memory.references:
+        rows.append([frozen.name, f"{frozen.shape.parameters / 1e6:.1f} M", *shown(frozen.weights, 0, 0, 0, 0)])
+    width = max(LABEL, *(len(row[0]) + 1 for row in rows))
+    for label, *cells in rows:
+        print(f"{label:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
+    phases = ", ".join(f"{name} {shown(part)[0]}" for name, part in memory.phases.items())
+    _say("memory", f"{unit} per rank at the greatest moment of each phase: {phases}")
+    certain, host = shown(memory.certain, memory.host)
+    _say("", f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
+         f"sequences allowed{f'; and {host} in host memory' if memory.host else ''}")  # fmt: skip
+    if machine.device == "cuda":
+        _say("this machine", f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} "
+             f"ranks, {_gib(machine.host)} GiB of host memory for {machine.ranks}")  # fmt: skip
+    else:
+        _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
+
+
+def _show_disk(config: Config, material: Material, ranks: int) -> None:
+    one, most = disk_needs(config, material, ranks)
+    free = free_disk(Path(config.output_dir))
+    _say("disk", f"about {_gib(one)} GiB per checkpoint, {_gib(most)} at the most; {_gib(free)} are free")
+    if most > free:
+        print(f"warning: checkpoints need about {_gib(most)} GiB below output_dir={config.output_dir}, which has "
+              f"{_gib(free)}; lower checkpoint.keep, or use another output_dir")  # fmt: skip
+
+
+def _show_time(config: Config, plan: Arithmetic, material: Material, ranks: int) -> None:
+    flops = sum(_flops(config, material, name) for name in config.task.agents)
+    seconds = flops / ranks / _flops_per_second()
+    _say("time", f"at least {seconds:.1f} s per iteration on this machine's processor, "
+         f"{seconds * plan.num_iterations / 60:.1f} min in all (arithmetic alone)")  # fmt: skip
+
+
+def _show_missing_weights(config: Config) -> None:
+    sources = {agent.actor.model for agent in config.task.agents.values() if agent.actor.model is not None}
+    for source in sorted(sources):
+        folder = Path(source)
+        if folder.is_dir() and not any(next(folder.glob(files), None) for files in WEIGHT_FILES):
+            print(f"warning: actor.model={source} has no .safetensors file; training needs one")
+
+
+def _show_prompts(config: Config, task: Task, prompts: PromptStream) -> None:
+    """The first prompts as the model reads them, special characters spelled out."""
+    for name in config.task.agents:
+        texts = [prompts.text(name, task.train[row]) for row in range(min(2, len(task.train)))]
+        for text in texts:
+            _say(f"{name} reads", repr(text))
+
+
+def _say(label: str, text: str) -> None:
+    """A line, and as many more below it as a long text takes."""
+    label = f"{label:<{LABEL - 1}} "
+    lines: Sequence[str] = textwrap.wrap(
+        text, LINE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
     )
+    for number, line in enumerate(lines):
+        print((label if number == 0 else " " * len(label)) + line)
 
 
-def count_parameters(actor: ActorConfig, model: str | None = None) -> int:
-    """Parameters of the model, counted without memory for any of them."""
-    with torch.device("meta"):
-        if isinstance(actor, TinyActorConfig) and model is None:
-            shape = tiny_config(actor, vocabulary=32)
-        else:
-            source = model or actor.model
-            try:
-                shape = AutoConfig.from_pretrained(source, revision=actor.revision if model is None else None)
-            except Exception as error:
-                reason = str(error).strip().splitlines()[0]
-                raise PreflightError(f"actor.model={source}: no configuration could be read ({reason})") from error
-        return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(shape).parameters())
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}" if size >= 10 * GIB else f"{size / GIB:.2f}"
 
 
-def _prompt(config: Config, task: Task, name: str, row: int) -> str:
-    agent = config.task.agents[name]
-    if not (isinstance(config.task, JsonlConfig) and config.task.chat_template):
-        return fill(agent.template, task.train[row], f"task.agents.{name}.template")
-    stream = PromptStream(
-        task.train, config.task.agents, {name: load_tokenizer(str(agent.actor.model), agent.actor.revision)},
-        seed=config.seed, prompts_per_iteration=1, num_generations=1,
-        max_prompt_tokens=config.rollout.max_prompt_tokens, chat_template=True,
-    )  # fmt: skip
-    return stream.text(name, task.train[row])
-
-
-def _prompts(config: Config, plan: Arithmetic, task: Task) -> PromptStream:
-    """The prompts of agents whose tokenizer is made already."""
-    agents = {name: agent for name, agent in config.task.agents.items() if agent.actor.model is not None}
-    return PromptStream(
-        task.train, agents,
-        {name: load_tokenizer(str(agent.actor.model), agent.actor.revision) for name, agent in agents.items()},
-        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
-        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
-    )  # fmt: skip
-
-
-def _flops(config: Config, parameters: dict[str, int]) -> float:
+def _flops(config: Config, material: Material, agent: str) -> float:
     """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
+    shapes = material.shapes[agent]
     tokens = config.rollout.buffer_size * config.rollout.max_new_tokens
-    generated = 2.0 * parameters["actor"] * tokens
-    trained = sum(parameters.values()) * 6.0 * tokens * config.algorithm.ppo_epochs
-    valuing = 0 if config.critic.kind is CriticKind.none else parameters.get("critic", parameters["actor"])
-    valued = 2.0 * valuing * tokens
-    return generated + valued + trained
+    critic = 0 if shapes.critic is None else shapes.critic.parameters
+    generated = 2.0 * shapes.actor.parameters * tokens
+    trained = (shapes.actor.parameters + critic) * 6.0 * tokens * config.algorithm.ppo_epochs
+    valuing = 0 if config.critic.kind is CriticKind.none else critic or shapes.actor.parameters
+    return generated + 2.0 * valuing * tokens + trained
 
 
 def _flops_per_second() -> float:
@@ -152,7 +180,3 @@ def _flops_per_second() -> float:
         left @ left
         rounds += 1
     return rounds * 2.0 * size**3 / (time.perf_counter() - began)
-
-
-def _bytes(dtype: Dtype) -> int:
-    return 4 if dtype is Dtype.fp32 else 2

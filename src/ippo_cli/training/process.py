@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +17,28 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import IppoError, Preempted, PreflightError
-from ippo_cli.config.schema import Config, Device, JsonlConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.collect import context_limit
-from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.folder import lock, reserve_folder, take_effect
+from ippo_cli.training.preflight import (
+    Material,
+    device_kind,
+    memory_of,
+    memory_warning,
+    prompt_stream,
+    read_material,
+    this_machine,
+    what_cannot_fit,
+)
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import Departure
 from ippo_cli.training.trainer import Trainer
@@ -107,8 +115,10 @@ def build_trainer(
     weights = initial_weights(
         config, task, folder, lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps)
     )
+    material = read_material(config, task, weights)
+    prompts = prompt_stream(config, plan, task, material)
+    _refuse_what_cannot_fit(config, plan, task, material, device, console)
     agents = build_agents(config, weights, device)
-    prompts = _prompts(config, plan, task, agents)
     algorithm = Algorithm(
         config=config.algorithm, response_budget=config.rollout.max_new_tokens,
         num_generations=config.rollout.num_generations, seed=config.seed,
@@ -131,28 +141,23 @@ def build_trainer(
     )  # fmt: skip
 
 
-def _prompts(config: Config, plan: Arithmetic, task: Task, agents: Mapping[str, Agent]) -> PromptStream:
-    """The prompt stream; that all of the run's prompts fit is known before the first one is asked."""
-    prompts = PromptStream(
-        task.train, config.task.agents, {name: agent.tokenizer for name, agent in agents.items()},
-        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
-        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
-    )  # fmt: skip
-    contexts = {
-        name: context_limit(agent.actor.engine.module.lm.config, config.rollout) for name, agent in agents.items()
-    }
-    prompts.refuse_too_long(prompts.asked(plan.num_iterations), "the training data", contexts)
-    prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", contexts)
-    return prompts
+def _refuse_what_cannot_fit(
+    config: Config, plan: Arithmetic, task: Task, material: Material, device: torch.device, console: Console
+) -> None:
+    """Raise `PreflightError` on all ranks where the models of one machine's ranks are more than it can hold."""
+    ranks, here = distributed.world_size(), socket.gethostname()
+    machine = this_machine(device.type, distributed.gather_objects(here).count(here))
+    memory = memory_of(config, plan, task, material, ranks)
+    for reason in distributed.gather_objects(what_cannot_fit(config, material, memory, machine, ranks)):
+        if reason is not None:
+            raise PreflightError(reason)
+    if (warning := memory_warning(memory, machine)) is not None:
+        console.say(warning)
 
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
-    wanted = config.launch.device
-    cuda = torch.cuda.is_available() if wanted is Device.auto else wanted is Device.cuda
-    if cuda and not torch.cuda.is_available():
-        raise PreflightError("launch.device=cuda, and no CUDA device can be used here; use launch.device=cpu")
+    cuda = device_kind(config.launch.device) == "cuda"
     ranks = distributed.init(device="cuda" if cuda else "cpu", timeout_s=config.launch.timeout_s)
     device = torch.device("cuda", ranks.local_rank) if cuda else torch.device("cpu")
     if cuda:

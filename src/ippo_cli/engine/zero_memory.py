@@ -1,0 +1,125 @@
+"""What one DeepSpeed engine holds, in bytes per rank: read in its source, and compared with it by a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ippo_cli.engine.zero_config import MAX_LIVE
+
+REDUCED_AT_ONCE = 500_000_000  # elements that DeepSpeed copies together where it reduces gradients at the step
+MOMENTS = 8  # AdamW's two, in float32
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes on one rank. What stands from one update to the next, and what an update or a forward adds."""
+
+    weights: float
+    master: float  # float32 weights that the optimizer steps on; fp32 models have a copy of theirs as well
+    moments: float  # AdamW's, from the first step on
+    gradients: float  # added up over micro-batches
+    buckets: float  # in which gradients travel
+    gathered: float  # stage 3: whole weights that a forward holds beside the spread ones
+    stepping: float  # copies made by reducing at, and by taking, the optimizer step
+    host: float  # in the machine's memory instead, of what is offloaded
+    gradients_stay: bool  # whether gradients and buckets are held between updates as well
+
+    @property
+    def optimizer(self) -> float:
+        return self.master + self.moments
+
+    @property
+    def standing(self) -> float:
+        """On the device all the time, once the first step is taken."""
+        return self.weights + self.optimizer + (self.gradients + self.buckets if self.gradients_stay else 0.0)
+
+    @property
+    def updating(self) -> float:
+        """On the device at the greatest moment of an update, activations apart."""
+        return self.weights + self.optimizer + self.gradients + self.buckets + max(self.gathered, self.stepping)
+
+
+def engine_memory(
+    parameters: int,
+    *,
+    stage: int,
+    width: int,
+    ranks: int,
+    bucket: int,
+    persistent: int,
+    offload_optimizer: bool,
+    offload_params: bool,
+) -> EngineMemory:
+    """Of a model of so many parameters, `width` bytes each, at the stage that its engine really runs at.
+
+    `bucket` is the size of its reduction buckets, and `persistent` the number of parameters that stage 3 keeps whole,
+    both in elements.
+    """
+    whole = float(parameters)
+    share = whole / ranks
+    float_bucket = float(FP32 * bucket)
+    if stage == 0:  # in fp32 alone: the client's own optimizer on the module's own weights
+        return EngineMemory(
+            weights=FP32 * whole,
+            master=0.0,
+            moments=MOMENTS * whole,
+            gradients=FP32 * whole,
+            buckets=0.0,
+            gathered=0.0,
+            stepping=FP32 * min(whole, REDUCED_AT_ONCE) if ranks > 1 else 0.0,
+            host=0.0,
+            gradients_stay=False,
+        )
+    master, moments = FP32 * share, MOMENTS * share
+    if stage == 3:
+        spread = width * (share + persistent * (1.0 - 1.0 / ranks))
+        return EngineMemory(
+            weights=0.0 if offload_params else spread,
+            master=0.0 if offload_optimizer else master,
+            moments=0.0 if offload_optimizer else moments,
+            gradients=0.0 if offload_optimizer else FP32 * share,
+            buckets=float_bucket,
+            gathered=width * min(whole, MAX_LIVE),
+            stepping=FP32 * share,
+            # What steps in the machine's memory has its own gradient beside the one that is added up there.
+            host=(master + moments + 2 * FP32 * share if offload_optimizer else 0.0)
+            + (spread if offload_params else 0.0),
+            gradients_stay=True,
+        )
+    if offload_optimizer:  # the host also keeps the part it steps on in the weights' own type
+        return EngineMemory(
+            weights=width * whole,
+            master=0.0,
+            moments=0.0,
+            # Stage 1 leaves what other ranks step on where it was added up.
+            gradients=FP32 * (whole - share) if stage == 1 else 0.0,
+            buckets=float_bucket,
+            gathered=0.0,
+            stepping=width * share,
+            host=master + moments + (2 * FP32 + width) * share,
+            gradients_stay=False,
+        )
+    if stage == 1 and width < FP32:  # DeepSpeed's bf16 optimizer: whole float32 gradients, from the start
+        return EngineMemory(
+            weights=width * whole,
+            master=master,
+            moments=moments,
+            gradients=FP32 * whole,
+            buckets=0.0,
+            gathered=0.0,
+            stepping=FP32 * min(whole, REDUCED_AT_ONCE),
+            host=0.0,
+            gradients_stay=True,
+        )
+    return EngineMemory(
+        weights=width * whole,
+        master=master,
+        moments=moments,
+        gradients=FP32 * (whole if stage == 1 else share),
+        buckets=float_bucket,
+        gathered=0.0,
+        stepping=FP32 * share,
+        host=0.0,
+        gradients_stay=False,
+    )

@@ -1,0 +1,91 @@
+"""The sizes of a model, from its `config.json` alone: no weight is read or made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ippo_cli.models.actor import cannot_load
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What memory is computed from."""
+
+    sizes: tuple[int, ...]  # elements of each parameter
+    layers: int
+    hidden: int  # width of the residual stream
+    inner: int  # width of the feed-forward layers
+    keys: int  # width of the keys of one token and layer, and of its values
+    vocabulary: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.sizes)
+
+    def smaller_than(self, threshold: int) -> int:
+        """Elements of all parameters that have at most so many: what ZeRO stage 3 keeps whole."""
+        return sum(size for size in self.sizes if size <= threshold)
+
+
+def load_config(model: str, revision: str | None) -> PreTrainedConfig:
+    """The configuration of a folder or hub id."""
+    try:
+        return AutoConfig.from_pretrained(model, revision=revision)
+    except Exception as error:
+        raise cannot_load("causal language model", model, error) from error
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A causal language model without memory for any of its weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def actor_shape(lm: PreTrainedModel) -> ModelShape:
+    """Of a causal language model."""
+    return _shape(lm.config, _sizes(lm))
+
+
+def with_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidden_dim: int | None) -> ModelShape:
+    """The shape with a value head on it."""
+    with torch.device("meta"):
+        head = ValueHead(ValueHeadConfig(hidden_width(config), value_head_hidden_dim))
+    return replace(shape, sizes=shape.sizes + _sizes(head))
+
+
+def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
+    """Of the backbone of a causal language model, and a value head."""
+    return with_value_head(_shape(lm.config, _sizes(lm.base_model)), lm.config, value_head_hidden_dim)
+
+
+def _sizes(module: nn.Module) -> tuple[int, ...]:
+    return tuple(parameter.numel() for parameter in module.parameters())
+
+
+def _shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
+    text: Any = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_attention_heads", None) or 1
+    head_size = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / heads)
+    return ModelShape(
+        sizes=sizes,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        inner=_inner_width(text),
+        keys=head_size * (getattr(text, "num_key_value_heads", None) or heads),
+        vocabulary=text.vocab_size,
+    )
+
+
+def _inner_width(text: Any) -> int:
+    """Families name it in ways of their own; four times the width is what those do that do not say."""
+    for name in ("intermediate_size", "n_inner", "ffn_dim"):
+        if isinstance(width := getattr(text, name, None), int):
+            return width
+    return 4 * text.hidden_size

@@ -1,0 +1,244 @@
+"""What a run holds in memory, per rank and phase: arithmetic on shapes, nothing is loaded.
+
+Everything is in bytes. Weights, gradients and optimizer states are DeepSpeed's own sizes; activations, logits and
+caches are those of a transformer decoder at the longest sequences that the configuration lets in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ippo_cli.config.schema import Config, Dtype, Gather, SeparateCriticConfig
+from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
+from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
+from ippo_cli.models.shape import ModelShape
+
+GIB = 2**30
+CACHE_COLUMNS_AHEAD = 128  # reserved beyond the longest row, see `rollout/cache.py`
+PROMPT_TOKENS = 8192  # read together, see `rollout/decode.py`
+LOGITS_AT_ONCE = 1 << 26  # see `agents/build.py`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentShapes:
+    """The models of one agent, and the longest sequences they read."""
+
+    actor: ModelShape
+    critic: ModelShape | None  # of its own; None where the actor carries it, or nothing has values
+    context: int  # tokens that prompt and response may have together
+    weights: str  # where the actor starts from: agents that start from the same share one reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One engine."""
+
+    name: str
+    shape: ModelShape
+    width: int  # bytes of a weight
+    memory: EngineMemory
+    forward: float  # of scoring: activations and logits without gradients
+    backward: float  # of a micro-batch: activations and logits with them
+    decodes: bool  # whether it is an actor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """One reference, whole on every rank."""
+
+    name: str
+    shape: ModelShape
+    width: int
+
+    @property
+    def weights(self) -> float:
+        return float(self.width * self.shape.parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One rank's memory."""
+
+    trained: tuple[Trained, ...]
+    references: tuple[Frozen, ...]
+    cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
+    rollout_gathered: float  # stage 3: weights beside the spread ones while decoding
+
+    @property
+    def standing(self) -> float:
+        """On the device from the first update on."""
+        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.references)
+
+    @property
+    def certain(self) -> float:
+        """On the device whatever is read: weights, optimizer states, and the gradients of one update."""
+        return self.standing + max(_fleeting_gradients(model.memory) for model in self.trained)
+
+    @property
+    def host(self) -> float:
+        """Offloaded to the machine's memory."""
+        return sum(model.memory.host for model in self.trained)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """On the device at the greatest moment of each phase."""
+        # Moments come with the first step; a model is whole before it is spread.
+        load = sum(model.memory.standing - model.memory.moments for model in self.trained)
+        load += max(m.width * m.shape.parameters for m in self.trained) + sum(m.weights for m in self.references)
+        return {
+            "load": load,
+            "rollout": self.standing + self.rollout_gathered + self.cache,
+            "targets": self.standing + max(model.forward + model.memory.gathered for model in self.trained),
+            "update": self.standing + max(_update(model) for model in self.trained),
+        }
+
+    @property
+    def greatest(self) -> tuple[str, float]:
+        """The phase that needs the most, and how much."""
+        return max(self.phases.items(), key=lambda phase: phase[1])
+
+
+def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Memory:
+    """Of a whole run; a rank decodes at most `rows` rows in one rollout."""
+    trained = tuple(model for name, agent in shapes.items() for model in _trained(config, name, agent, ranks, rows))
+    return Memory(
+        trained=trained,
+        references=tuple(_references(config, shapes)),
+        cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
+        rollout_gathered=max(_gathered_to_decode(config, model) for model in trained if model.decodes),
+    )
+
+
+def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
+    """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
+    total = 0.0
+    for model in (part for name, agent in shapes.items() for part in _trained(config, name, agent, ranks, rows=1)):
+        master = 0 if _stage(config, model.width, ranks) == 0 else 4
+        total += model.shape.parameters * (2 * model.width + master + 8)
+    return total
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether some KL term compares the policy with its initial weights."""
+    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
+
+
+def longest_row(config: Config, context: int) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return min(context, config.rollout.max_prompt_tokens + config.rollout.max_new_tokens)
+
+
+def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: int) -> Iterator[Trained]:
+    settings = config.task.agents[name]
+    actor, critic = settings.actor, settings.critic
+    mini = config.algorithm.mini_batch_size or config.rollout.buffer_size
+    yield _engine(
+        config, f"{name} actor", agent.actor, actor.dtype, ranks, agent.context, rows, mini,
+        checkpointed=actor.gradient_checkpointing, decodes=True,
+    )  # fmt: skip
+    if agent.critic is not None:
+        assert isinstance(critic, SeparateCriticConfig)
+        yield _engine(
+            config, f"{name} critic", agent.critic, critic.dtype, ranks, agent.context, rows,
+            critic.mini_batch_size or mini, checkpointed=critic.gradient_checkpointing, decodes=False,
+        )  # fmt: skip
+
+
+def _engine(
+    config: Config, name: str, shape: ModelShape, dtype: Dtype, ranks: int, context: int, rows: int, mini: int, *,
+    checkpointed: bool, decodes: bool,
+) -> Trained:  # fmt: skip
+    deepspeed, width, longest = config.deepspeed, _width(dtype), longest_row(config, context)
+    memory = engine_memory(
+        shape.parameters,
+        stage=_stage(config, width, ranks),
+        width=width,
+        ranks=ranks,
+        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.parameters),
+        persistent=shape.smaller_than(deepspeed.persistence_threshold),
+        offload_optimizer=deepspeed.offload_optimizer,
+        offload_params=deepspeed.offload_params,
+    )
+    # A row that is longer than the budget is a batch of its own.
+    micro = min(max(deepspeed.micro_batch_tokens, longest), longest * min(rows, max(mini // ranks, 1)))
+    scored = min(max(deepspeed.scoring_batch_tokens, longest), longest * rows)
+    chunk = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1)
+    logits = shape.vocabulary if decodes else 0
+    return Trained(
+        name=name,
+        shape=shape,
+        width=width,
+        memory=memory,
+        forward=scored * _forward_bytes(shape, width) + min(chunk, scored) * logits * (width + 8),
+        backward=micro * _kept_bytes(shape, width, checkpointed=checkpointed)
+        # Logits and their gradient, and in float32 the log-probabilities and two of the backward pass's own.
+        + min(chunk, micro) * logits * (2 * width + 12),
+        decodes=decodes,
+    )
+
+
+def _forward_bytes(shape: ModelShape, width: int) -> float:
+    """Per token, of a forward without gradients: one layer's temporaries."""
+    return width * (6 * shape.hidden + 2 * shape.keys + 3 * shape.inner)
+
+
+def _kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool) -> float:
+    """Per token, of what a forward keeps for its backward pass."""
+    # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16 norms keep something in float32 as well.
+    layer = width * (8 * shape.hidden + 3 * shape.keys + 4 * shape.inner) + (4 * shape.hidden if width < 4 else 0)
+    if checkpointed:
+        return shape.layers * width * shape.hidden + layer
+    return shape.layers * layer
+
+
+def _decoding(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
+    """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
+    shape, width = agent.actor, _width(config.task.agents[name].actor.dtype)
+    together, longest = min(config.rollout.decode_batch_size, rows), longest_row(config, agent.context)
+    cache = 2 * width * shape.layers * shape.keys * together * (longest + CACHE_COLUMNS_AHEAD)
+    logits = together * shape.vocabulary * (width + 12)
+    prompts = min(max(PROMPT_TOKENS, longest), together * longest) * _forward_bytes(shape, width)
+    return cache + max(logits, prompts)
+
+
+def _gathered_to_decode(config: Config, actor: Trained) -> float:
+    if config.deepspeed.stage != 3:
+        return 0.0
+    whole = actor.width * actor.shape.parameters
+    if config.rollout.gather is Gather.layer:
+        return min(whole, actor.width * MAX_LIVE)
+    return max(whole - actor.memory.weights, 0.0)
+
+
+def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
+    if not needs_reference(config):
+        return
+    known: set[tuple[str, Dtype]] = set()
+    for name, agent in shapes.items():
+        settings = config.task.agents[name]
+        key = (agent.weights, settings.actor.dtype)
+        if key not in known:
+            known.add(key)
+            yield Frozen(name=f"{name} reference", shape=agent.actor, width=_width(settings.actor.dtype))
+
+
+def _update(model: Trained) -> float:
+    """What an update of a model adds to what stands: its forward and backward, or its step."""
+    memory = model.memory
+    fleeting = _fleeting_gradients(memory) + (0.0 if memory.gradients_stay else memory.buckets)
+    return fleeting + max(memory.gathered + model.backward, memory.stepping)
+
+
+def _fleeting_gradients(memory: EngineMemory) -> float:
+    return 0.0 if memory.gradients_stay else memory.gradients
+
+
+def _stage(config: Config, width: int, ranks: int) -> int:
+    return effective_stage(
+        config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
+    )
+
+
+def _width(dtype: Dtype) -> int:
+    return 4 if dtype is Dtype.fp32 else 2

@@ -1,0 +1,230 @@
+"""What a run needs of its machine and data, before a weight is loaded: `mode=plan` and training ask alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.agents.build import reference_pairs
+from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import (
+    AgentConfig,
+    Config,
+    Device,
+    JsonlConfig,
+    SeparateCriticConfig,
+    TinyActorConfig,
+    ValueHeadCriticConfig,
+)
+from ippo_cli.models.actor import load_tokenizer
+from ippo_cli.models.shape import (
+    ModelShape,
+    actor_shape,
+    critic_shape,
+    empty_model,
+    load_config,
+    with_value_head,
+)
+from ippo_cli.models.tiny import tiny_config, tokenizer_of
+from ippo_cli.rollout.collect import context_limit
+from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.task import Task
+from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
+
+LESS_MEMORY = (
+    ("deepspeed=zero2", {"stage": 2, "offload_optimizer": False, "offload_params": False}),
+    ("deepspeed=zero3", {"stage": 3, "offload_optimizer": False, "offload_params": False}),
+    ("deepspeed=zero3_offload", {"stage": 3, "offload_optimizer": True, "offload_params": True}),
+)
+LOWERED_BY = {
+    "load": "use a higher ZeRO stage, or a smaller model",
+    "rollout": "lower rollout.decode_batch_size, rollout.max_prompt_tokens or rollout.max_new_tokens",
+    "targets": "lower deepspeed.scoring_batch_tokens or deepspeed.logit_chunk_tokens",
+    "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
+}
+"""What makes a phase smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What agents read with and are made of, without their weights."""
+
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+    contexts: dict[str, int]  # tokens that prompt and response may have together
+    shapes: dict[str, AgentShapes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Bytes that the ranks on this machine share."""
+
+    device: str  # `cpu` or `cuda`
+    host: int  # the machine's own memory
+    accelerator: int  # of the smallest GPU; 0 on a CPU
+    ranks: int  # on this machine
+    ranks_per_device: int
+
+    def lacks(self, device: float, host: float) -> tuple[str, float, float] | None:
+        """What is short where every rank here holds so much: its name, what is needed of it, and what there is."""
+        if self.device == "cuda":
+            if device * self.ranks_per_device > self.accelerator:
+                return "GPU", device * self.ranks_per_device, self.accelerator
+            return ("machine", host * self.ranks, self.host) if host * self.ranks > self.host else None
+        needed = (device + host) * self.ranks
+        return ("machine", needed, self.host) if needed > self.host else None
+
+
+def device_kind(wanted: Device) -> str:
+    """`cuda` or `cpu`. Raises `PreflightError` where CUDA is asked for and cannot be used."""
+    cuda = torch.cuda.is_available() if wanted is Device.auto else wanted is Device.cuda
+    if cuda and not torch.cuda.is_available():
+        raise PreflightError("launch.device=cuda, and no CUDA device can be used here; use launch.device=cpu")
+    return "cuda" if cuda else "cpu"
+
+
+def this_machine(device: str, ranks: int) -> Machine:
+    """Of the machine that this process runs on, `ranks` of whose processes train."""
+    if device == "cpu":
+        return Machine(device=device, host=_host_memory(), accelerator=0, ranks=ranks, ranks_per_device=ranks)
+    count = torch.cuda.device_count()
+    return Machine(
+        device=device,
+        host=_host_memory(),
+        accelerator=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
+        ranks=ranks,
+        ranks_per_device=-(-ranks // count),
+    )
+
+
+def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> Material:
+    """Tokenizers and shapes of every agent, from where its actor starts. Raises `PreflightError` without them.
+
+    `weights` names where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
+    """
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    contexts: dict[str, int] = {}
+    shapes: dict[str, AgentShapes] = {}
+    known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
+    for name, agent in config.task.agents.items():
+        source, revision = str(agent.actor.model if weights is None else weights[name]), agent.actor.revision
+        if weights is None and isinstance(agent.actor, TinyActorConfig):
+            source = f"{name}'s own"
+            tokenizers[name] = tokenizer_of(reference_pairs(name, agent, task))
+            known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizers[name])))
+        else:
+            tokenizers[name] = load_tokenizer(source, revision)
+        lm = _empty(known, source, revision)
+        contexts[name] = context_limit(lm.config, config.rollout)
+        actor = actor_shape(lm)
+        if isinstance(agent.critic, ValueHeadCriticConfig):
+            actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
+        shapes[name] = AgentShapes(
+            actor=actor,
+            critic=_critic_shape(agent, known, source, revision),
+            context=contexts[name],
+            weights=f"{source}@{revision}",
+        )
+    return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes)
+
+
+def prompt_stream(config: Config, plan: Arithmetic, task: Task, material: Material) -> PromptStream:
+    """The prompt stream; that all of the run's prompts fit is known before the first one is asked."""
+    prompts = PromptStream(
+        task.train, config.task.agents, material.tokenizers,
+        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
+        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
+        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+    )  # fmt: skip
+    prompts.refuse_too_long(prompts.asked(plan.num_iterations), "the training data", material.contexts)
+    prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", material.contexts)
+    return prompts
+
+
+def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int) -> Memory:
+    """What each rank holds."""
+    rows = max(plan.samples_per_rank[1], -(-len(task.held_out) // ranks))
+    return run_memory(config, material.shapes, ranks, rows)
+
+
+def what_cannot_fit(config: Config, material: Material, memory: Memory, machine: Machine, ranks: int) -> str | None:
+    """What a `PreflightError` says where weights, optimizer and gradients alone are more than there is; else None."""
+    lacking = machine.lacks(memory.certain, memory.host)
+    if lacking is None:
+        return None
+    what, needed, there = lacking
+    fitting = [
+        option
+        for option, settings in LESS_MEMORY
+        if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), material, machine, ranks)
+    ]
+    remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
+    return (
+        f"deepspeed.stage={config.deepspeed.stage} holds at least {(memory.certain + memory.host) / GIB:.1f} GiB of "
+        f"weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on this "
+        f"{what} need {needed / GIB:.1f} GiB, and it has {there / GIB:.1f}; {remedy}"
+    )
+
+
+def memory_warning(memory: Memory, machine: Machine) -> str | None:
+    """A line where what is estimated beyond weights, optimizer and gradients does not fit."""
+    phase, device = memory.greatest
+    lacking = machine.lacks(device, memory.host)
+    if lacking is None:
+        return None
+    what, needed, there = lacking
+    return (f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
+            f"{LOWERED_BY[phase]}")  # fmt: skip
+
+
+def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:
+    """Bytes of one checkpoint, and of as many as ever lie there together."""
+    one = checkpoint_bytes(config, material.shapes, ranks)
+    return one, one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes where a folder lies, or will lie."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> bool:
+    memory = run_memory(config, material.shapes, ranks, rows=1)
+    return machine.lacks(memory.certain, memory.host) is None
+
+
+def _empty(known: dict[tuple[str, str | None], Any], source: str, revision: str | None) -> Any:
+    if (source, revision) not in known:
+        known[source, revision] = empty_model(load_config(source, revision))
+    return known[source, revision]
+
+
+def _critic_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None], Any], actor: str, revision: str | None
+) -> ModelShape | None:
+    critic = agent.critic
+    if not isinstance(critic, SeparateCriticConfig):
+        return None
+    if critic.model is None or critic.warm_start is not None:  # an earlier critic began as one of these
+        return critic_shape(_empty(known, actor, revision), critic.value_head_hidden_dim)
+    return critic_shape(_empty(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+
+
+def _host_memory() -> int:
+    """Of the machine, or what a container is allowed of it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = Path(file).read_text().strip() if Path(file).is_file() else ""
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)

@@ -1,0 +1,65 @@
+"""What an engine is said to hold, against the tensors that DeepSpeed holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
+
+GIB = 2**30
+
+
+def memory(
+    parameters: int, *, stage: int, width: int, ranks: int, bucket: int = 0, offloaded: str = ""
+) -> EngineMemory:
+    return engine_memory(
+        parameters,
+        stage=stage,
+        width=width,
+        ranks=ranks,
+        bucket=bucket,
+        persistent=0,
+        offload_optimizer="optimizer" in offloaded,
+        offload_params="params" in offloaded,
+    )
+
+
+def test_an_engine_holds_what_its_arithmetic_says(results: dict[str, Any]) -> None:
+    ranks, parameters, held = results["held_bytes"]
+    assert len(held) == 11
+    for (stage, dtype, offloaded), (bucket, during, after) in held.items():
+        width = 4 if dtype == "fp32" else 2
+        said = memory(parameters, stage=stage, width=width, ranks=ranks, bucket=bucket, offloaded=offloaded)
+        updating = said.weights + said.optimizer + said.gradients + said.buckets + said.host
+        assert updating == pytest.approx(during, rel=0.03), (stage, dtype, offloaded, during / parameters)
+        if not offloaded:
+            assert said.standing == pytest.approx(after, rel=0.03), (stage, dtype, after / parameters)
+
+
+def test_7_billion_parameters_in_bf16_on_8_ranks_hold_whole_float32_gradients_at_stage_1() -> None:
+    said = memory(7_000_000_000, stage=1, width=2, ranks=8)
+    assert said.standing / GIB == pytest.approx(48.9, abs=0.05)
+    assert said.gradients == 4 * 7_000_000_000
+
+
+def test_stage_2_and_3_spread_gradients_and_stage_3_the_weights() -> None:
+    one, two, three = (memory(1_000_000, stage=stage, width=2, ranks=4) for stage in (1, 2, 3))
+    assert (one.gradients, two.gradients, three.gradients) == (4_000_000, 1_000_000, 1_000_000)
+    assert (one.weights, two.weights, three.weights) == (2_000_000, 2_000_000, 500_000)
+
+
+def test_what_is_offloaded_leaves_the_device_for_the_host() -> None:
+    here, away = (
+        memory(1000, stage=3, width=2, ranks=2),
+        memory(1000, stage=3, width=2, ranks=2, offloaded="optimizer and params"),
+    )
+    assert here.host == 0 < away.host
+    assert away.weights == away.optimizer == away.gradients == 0
+
+
+def test_small_parameters_stay_whole_at_stage_3() -> None:
+    spread = {"stage": 3, "width": 2, "ranks": 4, "bucket": 0, "offload_optimizer": False, "offload_params": False}
+    assert engine_memory(1000, persistent=1000, **spread).weights == 2000
+    assert engine_memory(1000, persistent=0, **spread).weights == 500

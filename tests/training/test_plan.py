@@ -1,0 +1,215 @@
+"""`mode=plan`: what it shows is what a run would hold, and what training refuses it refuses in the same words."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import small_config
+
+from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
+from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
+from ippo_cli.config.schema import Config
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.training.memory import GIB, Memory
+from ippo_cli.training.plan import show_plan
+from ippo_cli.training.preflight import (
+    LOWERED_BY,
+    Machine,
+    Material,
+    memory_of,
+    memory_warning,
+    read_material,
+    what_cannot_fit,
+)
+from ippo_cli.training.process import run_training
+
+SEVEN_B = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+HUGE = SEVEN_B | {
+    "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 4, "num_attention_heads": 32,
+}  # fmt: skip
+
+
+def model_folder(root: Path, shape: dict[str, Any]) -> Path:
+    """A model's shape and tokenizer, without a weight."""
+    folder = root / "model"
+    character_tokenizer([chr(code) for code in range(32, 127)]).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def jsonl_overrides(root: Path, model: Path, *more: str) -> list[str]:
+    data = root / "data.jsonl"
+    data.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}"}}\n' for n in range(32)))
+    return [
+        "task=jsonl", f"task.train={data}", f"task.eval={data}", "task.agents.solo.template='{question} = '",
+        "task.agents.solo.answer='{answer}'", "actor=full", f"actor.model={model}", "rollout.buffer_size=32",
+        "tracker.console=plain", f"output_dir={root}", *more,
+    ]  # fmt: skip
+
+
+def jsonl_config(root: Path, model: Path, *more: str) -> Config:
+    config = typed(resolve(compose_node(jsonl_overrides(root, model, *more))))
+    check(config, config.launch.processes)
+    return config
+
+
+def needs(config: Config, ranks: int = 1) -> tuple[Material, Memory]:
+    task = load_task(config.task, config.seed)
+    material = read_material(config, task)
+    return material, memory_of(config, arithmetic(config, ranks, len(task.train)), task, material, ranks)
+
+
+def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
+    """The error of training, after seeing that the plan's is the same."""
+    with pytest.raises(IppoError) as planned:
+        show_plan(config)
+    folder = reserve_folder(root / "run")
+    start_files(folder, yaml, list(overrides), ["ippo-train"], resumed=False)
+    with pytest.raises(IppoError) as trained:
+        run_training(config, folder, resumed=False)
+    assert str(planned.value) == str(trained.value)
+    assert planned.value.exit_code == trained.value.exit_code
+    return planned.value
+
+
+def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tmp_path, capsys) -> None:
+    config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1")
+    show_plan(config)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 160
+    for label in ("low actor", "low critic", "low reference", "high actor"):
+        assert sum(line.startswith(label) for line in lines) == 1, label
+    assert "load " in said
+    assert "rollout " in said
+    assert "targets " in said
+    assert "update " in said
+    assert sum(line.startswith("low reads") for line in lines) == 2
+    assert "warning" not in said
+
+
+def test_long_prompts_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "rollout.max_prompt_tokens=3")
+    error = both_refuse(tmp_path, config, [], yaml)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("rollout.max_prompt_tokens=3 does not allow agent")
+
+
+def test_empty_templates_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "task.agents.low.template=''")
+    assert "prompts must have a token" in str(both_refuse(tmp_path, config, [], yaml))
+
+
+def test_unknown_fields_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "task.agents.low.template='{leters}'")
+    assert "names the field 'leters'" in str(both_refuse(tmp_path, config, [], yaml))
+
+
+def test_cuda_without_a_gpu_is_refused_as_training_refuses_it(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "launch.device=cuda")
+    error = both_refuse(tmp_path, config, [], yaml)
+    assert error.exit_code == 3
+    assert str(error).startswith("launch.device=cuda")
+
+
+def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_looked_for(tmp_path, capsys) -> None:
+    overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
+    plain = resolve(compose_node(overrides))
+    error = both_refuse(tmp_path, typed(plain), overrides, to_yaml(plain))
+    assert error.exit_code == 3
+    assert "GiB of weights, optimizer states and gradients" in str(error)
+    assert "has no .safetensors file" in capsys.readouterr().out
+
+
+def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp_path, capsys) -> None:
+    config = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "launch.processes=8", "critic=none",
+                          "algorithm=grpo", "algorithm.mini_batch_size=32", "rollout.num_generations=4")  # fmt: skip
+    material, memory = needs(config, ranks=8)
+    assert material.shapes["solo"].actor.parameters == 7_615_616_512
+    assert memory.certain == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), "the engine, and a whole reference"
+    for there, remedy in ((44, "use deepspeed=zero2"), (40, "use deepspeed=zero3")):
+        machine = Machine(device="cuda", host=1000 * GIB, accelerator=there * GIB, ranks=8, ranks_per_device=1)
+        reason = what_cannot_fit(config, material, memory, machine, ranks=8)
+        assert reason is not None
+        assert reason.endswith(remedy)
+    roomy = Machine(device="cuda", host=1000 * GIB, accelerator=200 * GIB, ranks=8, ranks_per_device=1)
+    assert what_cannot_fit(config, material, memory, roomy, ranks=8) is None
+    assert memory_warning(memory, roomy) is None
+
+
+def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
+    config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4")
+    _, before = needs(config)
+    assert set(LOWERED_BY) == set(before.phases)
+    for phase, group, key, lower in (
+        ("rollout", "rollout", "decode_batch_size", 2), ("rollout", "rollout", "max_prompt_tokens", 16),
+        ("targets", "deepspeed", "scoring_batch_tokens", 64), ("targets", "deepspeed", "logit_chunk_tokens", 16),
+        ("update", "deepspeed", "micro_batch_tokens", 64),
+    ):  # fmt: skip
+        assert f"{group}.{key}" in LOWERED_BY[phase]
+        _, after = needs(replace(config, **{group: replace(getattr(config, group), **{key: lower})}))
+        assert after.phases[phase] < before.phases[phase], key
+    recomputing, _ = small_config(
+        tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4",
+        "actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true",
+    )  # fmt: skip
+    _, after = needs(recomputing)
+    assert after.phases["update"] < before.phases["update"]
+
+
+def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> None:
+    config, _ = small_config(tmp_path)
+    material, memory = needs(config)
+    phase, greatest = memory.greatest
+    machine = Machine(
+        device="cpu", host=int((memory.certain + greatest) / 2), accelerator=0, ranks=1, ranks_per_device=1
+    )
+    assert what_cannot_fit(config, material, memory, machine, ranks=1) is None
+    warning = memory_warning(memory, machine)
+    assert warning is not None
+    assert warning.startswith(f"warning: {phase} may need")
+
+
+def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
+    config, _ = small_config(tmp_path)
+    material, memory = needs(config, ranks=4)
+    room = int(memory.certain * 2.5)
+    two, three = (Machine(device="cpu", host=room, accelerator=0, ranks=n, ranks_per_device=n) for n in (2, 3))
+    assert what_cannot_fit(config, material, memory, two, ranks=4) is None
+    assert what_cannot_fit(config, material, memory, three, ranks=4) is not None
+
+
+def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:
+    alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
+    _, memory = needs(alone)
+    assert [frozen.weights for frozen in memory.references] == [2 * 7_615_616_512]
+
+
+def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("what is one plus one, and what is two plus two?\n" * 20)
+    example = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "small_model.py"
+    runpy.run_path(str(example))["make"](text, tmp_path / "model", vocabulary=300, hidden=32, layers=1, seed=0)
+    show_plan(jsonl_config(tmp_path, tmp_path / "model", "task.chat_template=true"))
+    assert "solo reads      '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SEVEN_B))
+    with pytest.raises(PreflightError, match="no tokenizer could be loaded"):
+        show_plan(jsonl_config(tmp_path, tmp_path / "model"))
