@@ -187,7 +187,7 @@ def any_rank(flag: bool) -> bool:
 
 
 @contextmanager
-def failing_together(*kinds: type[BaseException]) -> Iterator[None]:
+def failing_together(kinds: tuple[type[BaseException], ...] = (Exception, PreemptionRequested)) -> Iterator[None]:
     """What one rank raises inside ends all ranks at the end of the block: elsewhere as `OtherRankFailed`.
 
     Inside no rank may wait for one that failed; where this holds for some `kinds` of errors alone, others pass as they
@@ -196,7 +196,7 @@ def failing_together(*kinds: type[BaseException]) -> Iterator[None]:
     own: BaseException | None = None
     try:
         yield
-    except kinds or (Exception, PreemptionRequested) as error:
+    except kinds as error:
         own = error
     level = 2 if isinstance(own, PreemptionRequested) else int(own is not None)
     highest = int(all_max(torch.tensor(level)).item())

@@ -54,7 +54,7 @@ def collect(
     sampling = replace(sampling_of(config), greedy=greedy)
     found: dict[str, Rollout] = {}
     for name, agent in agents.items():
-        with distributed.failing_together(*KNOWN_TO_ALL[config.gather]):
+        with distributed.failing_together(KNOWN_TO_ALL[config.gather]):
             found[name] = _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll, said)
     return found
 

@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import IppoError, ResumeError
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
 
@@ -19,9 +20,10 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 PREEMPTED, INTERRUPTED = 75, 130
 GRACE_S = 20.0  # how long other ranks may take to notice that one is gone
 INSISTED_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
+POLL_S = 0.1
 LIKELY_REASONS = {
-    signal.SIGKILL: "the system does this to a process when memory runs out, as a scheduler does at a limit; `dmesg` or "
-                    "the job's log says which, and mode=plan what a rank needs",
+    signal.SIGKILL: "the system does this when memory runs out, and so does a scheduler at a limit; dmesg or the "
+                    "scheduler's log says which, and mode=plan what a rank needs",
     signal.SIGBUS: "a full /dev/shm or disk does this",
     signal.SIGABRT: "a library gave up; its own words stand above",
 }  # fmt: skip
@@ -36,6 +38,7 @@ class RankFailure(IppoError):
         else:
             message = f"rank {rank} was the first to end, with exit code {code}; the reason stands above"
         super().__init__(message)
+        self.killed = code < 0
         self.exit_code = code if code > 0 else 1
 
 
@@ -64,13 +67,13 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
         try:
             for rank in range(processes):
                 ranks.children.append(_start(folder, rank, processes, port, resumed=resumed))
-            failed = ranks.wait()
+            failure = ranks.wait()
         finally:
             ranks.kill()
-    if failed is not None:
-        failure = RankFailure(failed, ranks.children[failed].returncode)
-        if ranks.children[failed].returncode < 0 or read_state(folder) == "running":
-            mark_failed(folder, str(failure))  # rank 0 could not, or saw no more than that somebody was gone
+    if failure is not None:
+        with suppress(ResumeError):  # it may have ended before it had a state
+            if failure.killed or read_state(folder) == "running":
+                mark_failed(folder, str(failure))  # rank 0 could not, or saw no more than that somebody was gone
         raise failure
 
 
@@ -101,18 +104,22 @@ class _Ranks:
             if child.poll() is None:
                 child.send_signal(number)
 
-    def wait(self) -> int | None:
-        """Wait for all; after a failure the others get a grace period. The rank to blame, or None."""
-        first: int | None = None
-        while any(child.poll() is None for child in self.children):
-            time.sleep(0.1)
-            if first is None:
-                first = self._blamed()
-                if first is not None:
-                    self._ended(first, self.children[first].returncode)
-            if time.monotonic() > self._deadline:
-                self.kill()
-        return first if first is not None else self._blamed()
+    def wait(self) -> RankFailure | None:
+        """Wait for all; after a failure the others get a grace period. Returns the failure that came first."""
+        failure: RankFailure | None = None
+        while failure is None and not self._all_ended():
+            time.sleep(POLL_S)
+            failure = self._first_failure()
+            if failure is None and time.monotonic() > self._deadline:
+                failure = RankFailure(0, INTERRUPTED)  # no rank could hear the second Ctrl-C
+        if failure is not None and failure.killed:
+            print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
+        if failure is not None and failure.exit_code not in (PREEMPTED, INTERRUPTED):
+            self._deadline = time.monotonic() + GRACE_S  # ranks that saved together need none
+        while not self._all_ended() and time.monotonic() < self._deadline:
+            time.sleep(POLL_S)
+        self.kill()
+        return failure
 
     def kill(self) -> None:
         """End those that are still there, at once."""
@@ -120,16 +127,14 @@ class _Ranks:
             if child.poll() is None:
                 child.kill()
 
-    def _blamed(self) -> int | None:
-        """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
-        failed = {rank: child.returncode for rank, child in enumerate(self.children) if child.poll() not in (None, 0)}
-        return min(failed, key=lambda rank: (failed[rank] > 0, rank), default=None)
+    def _all_ended(self) -> bool:
+        return all(child.poll() is not None for child in self.children)
 
-    def _ended(self, rank: int, code: int) -> None:
-        if code < 0:
-            print(f"ippo: rank {rank} {death(code)}; the others will leave", file=sys.stderr, flush=True)
-        if code not in (PREEMPTED, INTERRUPTED):  # those saved together: the others need no deadline
-            self._deadline = min(self._deadline, time.monotonic() + GRACE_S)
+    def _first_failure(self) -> RankFailure | None:
+        """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
+        codes = {rank: child.poll() for rank, child in enumerate(self.children)}
+        failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
+        return RankFailure(*min(failed)[1:]) if failed else None
 
 
 def _free_port() -> int:

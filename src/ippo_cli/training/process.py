@@ -58,7 +58,13 @@ def run_training(
 
 
 def _train(
-    config: Config, folder: Path, console: Console, preemption: PreemptionHandler, device: torch.device, *, resumed: bool
+    config: Config,
+    folder: Path,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    *,
+    resumed: bool,
 ) -> None:
     run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None

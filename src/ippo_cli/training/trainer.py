@@ -121,7 +121,7 @@ class Trainer:
                 learner.engine.destroy()
 
     def _walk(self, iteration: int) -> list[dict[str, Any]]:
-        """One pass of the corridor, up to the row of metrics that it leaves; returns samples to show, if any are due."""
+        """One pass of the corridor, up to the row of metrics that it leaves; returns samples, if any are due."""
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         now = Clock(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         with distributed.failing_together():
