@@ -105,7 +105,7 @@ def _what_is_left(folder: Path, *, saved: bool) -> str:
     """What a failed run can be resumed from."""
     there = all_checkpoints(folder / "checkpoints")
     if not there:
-        return "no iteration was finished, so there is nothing to resume: start a new run"
+        return "there is no checkpoint to go on from; start a new run"
     newest = int(there[-1].name.rpartition("_")[2])
     kept = f"saved after iteration {newest}" if saved else f"the newest checkpoint is the one after iteration {newest}"
     return f"{kept}; to go on from there: ippo-train resume={_short(folder)}"
