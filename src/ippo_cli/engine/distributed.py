@@ -199,7 +199,12 @@ def failing_together(kinds: tuple[type[BaseException], ...] = (Exception, Preemp
     except kinds as error:
         own = error
     level = 2 if isinstance(own, PreemptionRequested) else int(own is not None)
-    highest = int(all_max(torch.tensor(level)).item())
+    try:
+        highest = int(all_max(torch.tensor(level)).item())
+    except RuntimeError:  # another rank is gone
+        if own is not None:
+            raise own from None
+        raise
     if highest == 2:
         raise own if isinstance(own, PreemptionRequested) else PreemptionRequested
     if highest == 1:
@@ -217,7 +222,12 @@ def lost_connection(error: BaseException) -> bool:
 
 def steps_taken() -> int:
     """Collectives of the process group so far: ranks that count alike can go on with the same one."""
-    return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group() if world_size() > 1 else 0
+    if world_size() == 1:
+        return 0
+    try:
+        return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    except RuntimeError:  # not every backend counts
+        return 0
 
 
 def last_words(words: str, patience_s: float) -> dict[int, str]:

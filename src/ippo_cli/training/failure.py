@@ -82,10 +82,12 @@ def _told(error: BaseException, known: Mapping[int, Failure], run: Run) -> BaseE
     causes = [number for number, failure in known.items() if not failure.secondary]
     first = causes[0] if causes else min(known)
     gone = sorted(set(range(distributed.world_size())) - known.keys())
+    if 0 in gone:
+        gone = [0]  # without it, which may have kept the store, nothing is known of others
     if not causes and gone:
-        which = f"rank {gone[0]} is" if len(gone) == 1 else f"ranks {' '.join(map(str, gone))} are"
+        which = f"rank {gone[0]}" if len(gone) == 1 else f"one of ranks {' '.join(map(str, gone))}"
         place = _short(error_file(run.folder, rank))
-        error = RankGone(f"rank {rank} left because {which} gone; its own traceback is in {place}")
+        error = RankGone(f"rank {rank} left because {which} is gone; its own traceback is in {place}")
     record = str(error) if isinstance(error, RankGone) else known[first].error
     with suppress(OSError):  # the disk may be what failed
         run.finish("failed", record)
