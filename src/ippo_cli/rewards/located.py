@@ -21,7 +21,10 @@ def located(error: BaseException) -> str:
     said = f"{type(error).__name__}: {error!s:.{MAX_CHARACTERS}}"
     if isinstance(error, SyntaxError):
         return said
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(OURS)]
+    called = frames[ours[0] + 1 :] if ours else frames  # what stands above us is whoever started this program
+    for frame in reversed(called):
         if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
             return f"{_short(Path(frame.filename))}:{frame.lineno}: {said}"
     return said
