@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,8 @@ SAVING_PATIENCE_S = 10.0
 """How long ranks that could save wait for each other: all of them fail at the same point, if any can save."""
 TELLING_PATIENCE_S = 3.0
 """How long others wait, to learn who has more to tell."""
+LAUNCHER_FIRST_S = 1.0
+"""How long a rank that lost another one is silent, so that who started them can say first which one was killed."""
 
 
 class RankGone(IppoError):
@@ -86,6 +89,7 @@ def _told(error: BaseException, known: Mapping[int, Failure], run: Run) -> BaseE
         gone = [0]  # without it, which may have kept the store, nothing is known of others
     if not causes and gone:
         which = f"rank {gone[0]}" if len(gone) == 1 else f"one of ranks {' '.join(map(str, gone))}"
+        time.sleep(LAUNCHER_FIRST_S)
         place = _short(error_file(run.folder, rank))
         error = RankGone(f"rank {rank} left because {which} is gone; its own traceback is in {place}")
     record = str(error) if isinstance(error, RankGone) else known[first].error
