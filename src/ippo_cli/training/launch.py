@@ -23,10 +23,10 @@ INSISTED_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
 POLL_S = 0.1
 LIKELY_REASONS = {
     signal.SIGKILL: "the system does this when memory runs out, and so does a scheduler at a limit; dmesg or the "
-                    "scheduler's log says which, and mode=plan what a rank needs",
+    "scheduler's log says which, and mode=plan what a rank needs",
     signal.SIGBUS: "a full /dev/shm or disk does this",
     signal.SIGABRT: "a library gave up; its own words stand above",
-}  # fmt: skip
+}
 
 
 class RankFailure(IppoError):
@@ -106,11 +106,12 @@ class _Ranks:
 
     def wait(self) -> RankFailure | None:
         """Wait for all; after a failure the others get a grace period. Returns the failure that came first."""
-        failure: RankFailure | None = None
-        while failure is None and not self._all_ended():
+        ended, failure = False, None
+        while not ended and failure is None:
             time.sleep(POLL_S)
+            ended = self._all_ended()  # asked first: a rank that fails after it is met by the next turn
             failure = self._first_failure()
-            if failure is None and time.monotonic() > self._deadline:
+            if failure is None and not ended and time.monotonic() > self._deadline:
                 failure = RankFailure(0, INTERRUPTED)  # no rank could hear the second Ctrl-C
         if failure is not None and failure.killed:
             print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
