@@ -127,6 +127,7 @@ class _Ranks:
         for child in self.children:
             if child.poll() is None:
                 child.kill()
+                child.wait()  # it may be writing
 
     def _all_ended(self) -> bool:
         return all(child.poll() is not None for child in self.children)
