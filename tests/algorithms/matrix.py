@@ -23,15 +23,15 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder
 from ippo_cli.training.process import build_trainer, prepare_process
 from ippo_cli.training.run import Run, RunState
-from ippo_cli.training.signals import Departure
+from ippo_cli.training.signals import PreemptionHandler
 
 
 def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:
     """Metrics of two iterations, and which parameters they moved: a value head at zero hides its backbone at first."""
     folder = distributed.broadcast_object(reserve_folder(root / "runs") if distributed.is_main() else None)
     trainer = build_trainer(
-        config, folder, Run(folder, config.tracker, RunState()), Console(Style.plain, ["solo"]), Departure(), device,
-        resumed=False,
+        config, folder, Run(folder, config.tracker, RunState()), Console(Style.plain, ["solo"]), PreemptionHandler(),
+        device, resumed=False,
     )  # fmt: skip
     agent = trainer.state.agents["solo"]
     before = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.cli.exits import leave
+from ippo_cli.config.errors import PreemptionRequested, RewardError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine, StepResult
 from ippo_cli.engine.zero_config import zero_config
@@ -657,6 +658,37 @@ def held_bytes(_: Path) -> Any:
         results[stage, dtype, offloaded] = (bucket, during, after)
         del engine, module
     return distributed.world_size(), sum(parameter.numel() for parameter in Wide().parameters()), results
+
+
+@case
+def leaving_together(_: Path) -> Any:
+    """What each rank meets where the last rank alone fails, is asked to leave, or both happen on different ranks."""
+    last = distributed.rank() == distributed.world_size() - 1
+    found: dict[str, Any] = {}
+
+    def met(name: str, error: BaseException | None) -> None:
+        try:
+            with distributed.failing_together():
+                if error is not None:
+                    raise error
+        except (Exception, PreemptionRequested) as raised:
+            found[name] = (type(raised).__name__, str(raised), getattr(raised, "exit_code", None))
+        else:
+            found[name] = None
+
+    met("none", None)
+    met("error", ValueError("only here") if last else None)
+    met("of ours", RewardError("no reward") if last else None)
+    met("request", PreemptionRequested() if last else None)
+    met("both", PreemptionRequested() if last else ValueError("met again"))
+    try:
+        with distributed.failing_together((RewardError,)):
+            raise KeyError("not among those")  # on every rank
+    except KeyError:
+        found["others pass"] = distributed.gather_objects(distributed.rank())
+    found["steps"] = len(set(distributed.gather_objects(distributed.steps_taken()))) == 1
+    found["words"] = distributed.last_words(f"words of {distributed.rank()}", 20.0)
+    return distributed.gather_objects(found)
 
 
 @case

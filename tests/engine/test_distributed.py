@@ -145,3 +145,32 @@ def test_a_disagreement_names_the_ranks_on_every_rank(results: dict[str, Any]) -
     ranks = len(results["collectives"])
     message = "config differs between ranks [0, 1]; all ranks must agree (rank 0: hash0; rank 1: hash1)"
     assert [rank["disagreement"] for rank in results["collectives"]] == [message if ranks > 1 else ""] * ranks
+
+
+def test_what_one_rank_raises_ends_all_at_the_same_place(results: dict[str, Any]) -> None:
+    *others, last = results["leaving_together"]
+    assert last["error"] == ("ValueError", "only here", None)
+    assert last["of ours"] == ("RewardError", "no reward", 12)
+    for rank in others:
+        said = f"left because rank {len(others)} failed"
+        assert rank["error"] == ("OtherRankFailed", said, 1)
+        assert rank["of ours"] == ("OtherRankFailed", said, 12)
+    for rank in (*others, last):
+        assert rank["none"] is None
+        assert rank["request"] == rank["both"] == ("PreemptionRequested", "", None)
+        assert rank["others pass"] == list(range(len(others) + 1))
+        assert rank["steps"]
+
+
+def test_ranks_that_leave_read_each_others_last_words(results: dict[str, Any]) -> None:
+    ranks = len(results["leaving_together"])
+    for rank in results["leaving_together"]:
+        assert rank["words"] == {number: f"words of {number}" for number in range(ranks)}
+
+
+def test_a_lost_connection_is_told_from_other_errors() -> None:
+    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
+    assert distributed.lost_connection(RuntimeError(lost))
+    assert distributed.lost_connection(torch.distributed.DistNetworkError("Connection reset by peer"))
+    assert not distributed.lost_connection(RuntimeError("CUDA out of memory"))
+    assert not distributed.lost_connection(ValueError(lost))

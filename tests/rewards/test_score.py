@@ -206,7 +206,7 @@ def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make, 
     def reward(examples: Any, responses: Any) -> Reward:
         raise KeyError("answer")
 
-    with pytest.raises(RewardError, match=r"4 of 4 rows have no reward .*; KeyError: 'answer'"):
+    with pytest.raises(RewardError, match=r"4 of 4 rows have no reward .*; \S*test_score\.py:\d+: KeyError: 'answer'"):
         score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.99), unobserved())
     found = score(
         reward, *buffer(ROWS, TEXTS), settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0), unobserved()

@@ -21,7 +21,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder, start_files
 from ippo_cli.training.process import build_trainer, prepare_process, run_training
 from ippo_cli.training.run import Run, RunState
-from ippo_cli.training.signals import Departure
+from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer
 
 SMALL = (
@@ -83,7 +83,7 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     device = prepare_process(config)
     run = Run(folder, config.tracker, RunState())
     console = Console(Style.plain, list(config.task.agents))
-    trainer = build_trainer(config, folder, run, console, Departure(), device, resumed=False)
+    trainer = build_trainer(config, folder, run, console, PreemptionHandler(), device, resumed=False)
     try:
         yield trainer
     finally:

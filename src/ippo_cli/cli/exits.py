@@ -24,6 +24,7 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:
         command()
     except IppoError as error:
@@ -42,7 +43,7 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
             return 2
     except KeyboardInterrupt as error:
         if not _told(error):
-            print(block(f"interrupted{'; ' + str(error) if str(error) else ''}"), file=sys.stderr)
+            print(block(_with_notes(f"interrupted{'; ' + str(error) if str(error) else ''}", error)), file=sys.stderr)
         return INTERRUPTED
     except SystemExit as leaving:  # Hydra and argparse leave this way
         return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
@@ -75,9 +76,13 @@ def block(message: str) -> str:
     return "\n".join(lines[:MAX_LINES])
 
 
+def _with_notes(message: str, error: BaseException) -> str:
+    return "\n".join([message, *getattr(error, "__notes__", ())])
+
+
 def _tell(error: IppoError) -> int:
     if not _told(error):
-        print(block(f"ippo: {error}"), file=sys.stderr, flush=True)
+        print(block(_with_notes(f"ippo: {error}", error)), file=sys.stderr, flush=True)
     return error.exit_code
 
 

@@ -55,5 +55,17 @@ class Preempted(IppoError):
     exit_code = 75
 
 
+class OtherRankFailed(IppoError):
+    """This rank leaves because another one failed; the reason is told there."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__(f"left because rank {rank} failed")
+        self.rank, self.exit_code = rank, exit_code
+
+
+class PreemptionRequested(BaseException):
+    """Abandons what is going on, which is done again after resuming. Like Ctrl-C's, no failure that code may catch."""
+
+
 INTERRUPTED = 130  # Ctrl-C
 UNEXPECTED = 1

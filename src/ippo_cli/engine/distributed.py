@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class Ranks:
 
 
 _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
-_meeting: Any = None  # the store of this training
+_store: Any = None  # of the training that runs now
 _trainings = 0  # keys of one training must not be found by the next in the same store
 _timeout = timedelta(seconds=1800)
 
@@ -85,7 +89,7 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `device_of` names. A world of one opens no
     port, so any number of single processes run side by side. After `shutdown` it may be called again.
     """
-    global _timeout, _trainings, _meeting
+    global _store, _timeout, _trainings
     if dist.is_initialized():
         raise RuntimeError("the process group is already running; call shutdown() first")
     ranks = ranks_from(os.environ)
@@ -94,10 +98,10 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     if device == "cuda":
         torch.cuda.set_device(device_of(device, ranks))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _meeting = dist.PrefixStore(f"{restarts}.{_trainings}", _store(ranks))
+    _store = dist.PrefixStore(f"{restarts}.{_trainings}", _opened_store(ranks))
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        store=_meeting,
+        store=_store,
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=_timeout,
@@ -105,7 +109,7 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     return ranks
 
 
-def _store(ranks: Ranks) -> Any:
+def _opened_store(ranks: Ranks) -> Any:
     """The store the ranks meet in; a port is opened once per process, since it cannot be reused at once."""
     if ranks.world_size == 1:
         return dist.HashStore()
@@ -120,8 +124,8 @@ def _store(ranks: Ranks) -> Any:
 
 def shutdown() -> None:
     """Ends the process group, if there is one."""
-    global _meeting
-    _meeting = None
+    global _store
+    _store = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -185,6 +189,75 @@ def any_rank(flag: bool) -> bool:
     return bool(all_max(torch.tensor(int(flag))).item())
 
 
+@contextmanager
+def failing_together(kinds: tuple[type[BaseException], ...] = (Exception, PreemptionRequested)) -> Iterator[None]:
+    """What one rank raises inside ends all ranks at the end of the block: elsewhere as `OtherRankFailed`.
+
+    Inside no rank may wait for one that failed; where this holds for some `kinds` of errors alone, others pass as they
+    are. A `PreemptionRequested` is raised on all ranks as itself, and comes before failures, which will be met again.
+    """
+    own: BaseException | None = None
+    try:
+        yield
+    except kinds as error:
+        own = error
+    level = 2 if isinstance(own, PreemptionRequested) else int(own is not None)
+    try:
+        highest = int(all_max(torch.tensor(level)).item())
+    except RuntimeError:  # another rank is gone
+        if own is not None:
+            raise own from None
+        raise
+    if highest == 2:
+        raise own if isinstance(own, PreemptionRequested) else PreemptionRequested
+    if highest == 1:
+        codes = gather_objects(None if own is None else own.exit_code if isinstance(own, IppoError) else UNEXPECTED)
+        if own is not None:
+            raise own
+        first = next(number for number, code in enumerate(codes) if code is not None)
+        raise OtherRankFailed(first, codes[first])
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank cannot be reached."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def steps_taken() -> int:
+    """Collectives of the process group so far: ranks that count alike can go on with the same one."""
+    if world_size() == 1:
+        return 0
+    try:
+        return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    except RuntimeError:  # not every backend counts
+        return 0
+
+
+def last_words(words: str, patience_s: float) -> dict[int, str]:
+    """What ranks that are about to leave say, this one's `words` among it, by rank. To be called once.
+
+    Not collective, and it works where the process group is broken: ranks that are gone, or do not leave within
+    `patience_s`, are missing. Without rank 0, which may keep the store, all others can be.
+    """
+    said = {rank(): words}
+    if world_size() == 1:
+        return said
+    try:
+        _store.set(f"words/{rank()}", words)
+        deadline = time.monotonic() + patience_s
+        while len(said) < world_size() and time.monotonic() < deadline:
+            for other in set(range(world_size())) - said.keys():
+                if _store.check([f"words/{other}"]):
+                    said[other] = _store.get(f"words/{other}").decode()
+            time.sleep(0.02)
+        _store.add("read", 1)
+        while is_main() and _store.add("read", 0) < len(said) and time.monotonic() < deadline + 1.0:
+            time.sleep(0.02)  # the store ends with rank 0
+    except RuntimeError:
+        pass
+    return dict(sorted(said.items()))
+
+
 def all_gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all ranks, `[n_r, ...] -> [sum of n_r, ...]`, in rank order; the n_r may differ, and be 0."""
     if world_size() == 1:
@@ -241,10 +314,10 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def first_to_say(message: str) -> bool:
     """Whether no rank of this training has said this before: for what all of them find out. Waits for nobody."""
-    if _meeting is None:
+    if _store is None:
         return True
     try:
-        return int(_meeting.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
+        return int(_store.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
     except RuntimeError:  # the rank that keeps the store is gone: better said twice than never
         return True
 

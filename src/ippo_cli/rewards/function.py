@@ -13,6 +13,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.rewards.located import located
 from ippo_cli.types import Example
 
 NAMES = tuple(field.name for field in fields(Reward))
@@ -67,7 +68,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(setting, f"cannot be imported ({type(error).__name__}: {error})", "mend the file") from error
+        raise ConfigError(setting, f"cannot be imported ({located(error)})", "mend the file") from error
     return module
 
 
@@ -75,5 +76,5 @@ def _load_module(name: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # importing runs the user's code
-        raise ConfigError(setting, f"cannot be imported ({type(error).__name__}: {error})",
+        raise ConfigError(setting, f"cannot be imported ({located(error)})",
                           "check the module's name and PYTHONPATH") from error  # fmt: skip

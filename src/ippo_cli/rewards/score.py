@@ -13,6 +13,7 @@ from ippo_cli.config.errors import ConfigError, IppoError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
+from ippo_cli.rewards.located import located
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
@@ -37,7 +38,8 @@ def score(
     given, failure = attempt(reward, examples, responses)
     device = next(iter(rollouts.values())).response_ids.device
     allowed = torch.tensor([True] * len(examples) if given.valid is None else given.valid, dtype=torch.bool)
-    raw = {name: mixed(given, name, config, len(examples)) for name in rollouts}
+    with distributed.failing_together():
+        raw = {name: mixed(given, name, config, len(examples)) for name in rollouts}
     valid = {name: allowed & torch.isfinite(numbers) for name, numbers in raw.items()}
     stop_beyond_budget(torch.stack(list(valid.values())).all(dim=0), failure, config)
     parts = {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
@@ -67,16 +69,17 @@ def attempt(
     failure: Exception | None = None
     nothing = [math.nan] * rows
     given = Reward(team=nothing, agent=dict.fromkeys(responses, nothing), valid=[False] * rows)
-    for _ in range(ATTEMPTS):
-        try:
-            given, failure = checked(reward(examples, responses), list(responses), rows), None
-            break
-        except IppoError:
-            raise
-        except Exception as error:  # a user's function may raise anything: it is counted, shown, and ends the run
-            failure = error
-        except SystemExit as error:  # it may not end the run as if that had been done
-            failure = RuntimeError(f"it called exit({error.code})")
+    with distributed.failing_together():
+        for _ in range(ATTEMPTS):
+            try:
+                given, failure = checked(reward(examples, responses), list(responses), rows), None
+                break
+            except IppoError:
+                raise
+            except Exception as error:  # a user's function may raise anything: it is counted, shown, and ends the run
+                failure = error
+            except SystemExit as error:  # it may not end the run as if that had been done
+                failure = RuntimeError(f"it called exit({error.code})").with_traceback(error.__traceback__)
     every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
     return replace(given, parts={name: given.parts.get(name, nothing) for name in every}), failure
 
@@ -126,15 +129,16 @@ def stop_beyond_budget(valid: Tensor, failure: Exception | None, config: RewardC
     counts = distributed.all_sum(torch.tensor([float((~valid).sum()), float(len(valid))], device=valid.device))
     failed, rows = counts.tolist()
     if failed > config.failure_budget * rows:
-        reasons = [reason for reason in distributed.gather_objects(_reason(failure)) if reason]
         raise RewardError(
             f"reward.kind={config.kind.value}: {int(failed)} of {int(rows)} rows have no reward "
-            f"(reward.failure_budget={config.failure_budget}); {reasons[0] if reasons else 'they are not finite'}"
-        )
+            f"(reward.failure_budget={config.failure_budget}); {why(failure)}"
+        ) from failure
 
 
-def _reason(failure: Exception | None) -> str:
-    return f"{type(failure).__name__}: {failure!s:.500}" if failure is not None else ""
+def why(failure: Exception | None) -> str:
+    """What went wrong on the first rank where a reward failed, known to all ranks."""
+    told = distributed.gather_objects(None if failure is None else located(failure))
+    return next((reason for reason in told if reason is not None), "they are not finite, or not valid")
 
 
 def _zscore(numbers: Tensor, valid: Tensor, norm_eps: float) -> Tensor:

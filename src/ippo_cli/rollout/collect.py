@@ -9,7 +9,7 @@ import torch
 from torch.profiler import record_function
 
 from ippo_cli.agents.agent import Speaker
-from ippo_cli.config.errors import ConfigError, NonFiniteError
+from ippo_cli.config.errors import ConfigError, NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import Gather, RolloutConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.early import Said
@@ -18,6 +18,11 @@ from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import PromptBatch, Rollout
 
 Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
+KNOWN_TO_ALL: Mapping[Gather, tuple[type[BaseException], ...]] = {
+    Gather.all: (Exception, PreemptionRequested),
+    Gather.layer: (NonFiniteError, PreemptionRequested),  # after anything else the others wait within a forward
+}
+"""What one rank may raise while it decodes without leaving the others in a collective."""
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:
@@ -42,20 +47,51 @@ def collect(
 ) -> dict[str, Rollout]:
     """Every agent's responses. What a row draws depends on (seed, purpose, agent, global index) alone.
 
-    `poll` is called after every token, `said` with rows that an agent has finished.
+    `poll` is called after every token, `said` with rows that an agent has finished. Where `poll` raises
+    `PreemptionRequested` on one rank, `collect` raises it on all: after the agent, before weights of the next one are
+    gathered, or with layered gathering before the next token.
     """
     sampling = replace(sampling_of(config), greedy=greedy)
-    return {
-        name: _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll, said)
-        for name, agent in agents.items()
-    }
+    found: dict[str, Rollout] = {}
+    for name, agent in agents.items():
+        with distributed.failing_together(KNOWN_TO_ALL[config.gather]):
+            found[name] = _agent_rollout(agent, batch[name], config, sampling, seed, f"{purpose}/{name}", poll, said)
+    return found
+
+
+class _LayeredMeeting:
+    """Where ranks meet that decode in step: what `poll` raises on one of them is raised on all before the next forward.
+
+    All of them are then in the middle of the same rollout, and none waits for weights that another one holds.
+    """
+
+    def __init__(self, poll: Callable[[int, int], None]) -> None:
+        self._poll = poll
+        self._requested = False
+
+    def poll(self, done: int, rows: int) -> None:
+        try:
+            self._poll(done, rows)
+        except PreemptionRequested:
+            self._requested = True
+
+    def any_rank(self, flag: bool) -> bool:
+        up, requested = distributed.all_max(torch.tensor([int(flag), int(self._requested)])).tolist()
+        if requested:
+            raise PreemptionRequested
+        return bool(up)
 
 
 def _agent_rollout(
     agent: Speaker, prompts: PromptBatch, config: RolloutConfig, sampling: Sampling, seed: int, stream: str,
     poll: Poll | None, said: Said | None,
 ) -> Rollout:  # fmt: skip
-    layered = config.gather is Gather.layer
+
+    def told(done: int, rows: int) -> None:
+        if poll is not None:
+            poll(agent.name, done, rows)
+
+    meeting = _LayeredMeeting(told) if config.gather is Gather.layer else None
     with record_function(f"ippo/rollout/{agent.name}"), agent.speaking(config.gather.value) as policy:
         device = next(policy.parameters()).device
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
@@ -68,10 +104,9 @@ def _agent_rollout(
                 uniforms=draws,
                 batch_size=config.decode_batch_size,
                 context_limit=limit,
-                # Ranks that decode layer by layer must leave together: they are asked after the rollout instead.
-                poll=None if poll is None or layered else lambda done, total: poll(agent.name, done, total),
+                poll=told if meeting is None else meeting.poll,
                 finished=None if said is None else lambda rows, texts: said(agent.name, rows, texts),
-                any_rank=distributed.any_rank if layered else None,
+                any_rank=None if meeting is None else meeting.any_rank,
             )  # fmt: skip
         except FloatingPointError as error:
             raise NonFiniteError(f"{agent.name}: {error}") from error

@@ -12,7 +12,7 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import attempt, mixed
+from ippo_cli.rewards.score import attempt, mixed, why
 from ippo_cli.tasks.prompts import PromptStream, share
 from ippo_cli.tasks.task import Task
 from ippo_cli.types import PromptBatch, Rollout
@@ -39,11 +39,13 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         rollouts = ask(batch, mode == "greedy")
         given, failure = attempt(reward, examples, {name: rollout.texts for name, rollout in rollouts.items()})
-        scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
+        with distributed.failing_together():
+            scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
         found = _metrics(given, scores, rollouts, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
-            reason = "they are not finite, or not valid" if failure is None else f"{type(failure).__name__}: {failure}"
-            raise RewardError(f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {reason}")
+            raise RewardError(
+                f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
+            ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
     if config.task.headline not in metrics:

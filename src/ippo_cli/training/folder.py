@@ -121,6 +121,13 @@ def read_state(folder: Path) -> str:
         raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error
 
 
+def mark_failed(folder: Path, error: str) -> None:
+    """Say in `run.json` that the run failed, for a rank 0 that was killed before it could."""
+    with suppress(OSError, ValueError):
+        known = json.loads((folder / "run.json").read_text())
+        write_atomically(folder / "run.json", json.dumps(known | {"state": "failed", "error": error}, indent=1) + "\n")
+
+
 def step_name(iteration: int) -> str:
     """Of the checkpoint that was saved after this many iterations."""
     return f"step_{iteration:08d}"

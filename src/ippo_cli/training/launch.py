@@ -8,24 +8,46 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import IppoError, ResumeError
+from ippo_cli.training.folder import mark_failed, read_state
+from ippo_cli.training.handlers import handling
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 PREEMPTED, INTERRUPTED = 75, 130
 GRACE_S = 20.0  # how long other ranks may take to notice that one is gone
+INSISTED_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
+POLL_S = 0.1
+LIKELY_REASONS = {
+    signal.SIGKILL: "the system does this when memory runs out, and so does a scheduler at a limit; dmesg or the "
+    "scheduler's log says which, and mode=plan what a rank needs",
+    signal.SIGBUS: "a full /dev/shm or disk does this",
+    signal.SIGABRT: "a library gave up; its own words stand above",
+}
 
 
 class RankFailure(IppoError):
     """A rank ended with an error; its exit code is the run's."""
 
     def __init__(self, rank: int, code: int) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        super().__init__(f"rank {rank} {how}; its own message stands above")
+        if code < 0:
+            message = f"rank {rank} {death(code)}"
+        else:
+            message = f"rank {rank} was the first to end, with exit code {code}; the reason stands above"
+        super().__init__(message)
+        self.killed = code < 0
         self.exit_code = code if code > 0 else 1
+
+
+def death(code: int) -> str:
+    """What a negative return code says: `was killed by SIGKILL (...)`."""
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    reason = LIKELY_REASONS.get(number)
+    return f"was killed by {name}" + (f" ({reason})" if reason else "")
 
 
 def external_world_size() -> int | None:
@@ -40,24 +62,19 @@ def external_world_size() -> int | None:
 def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
     """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed."""
     port = _free_port()
-    children = [_start(folder, rank, processes, port, resumed=resumed) for rank in range(processes)]
-
-    def forward(number: int, _: FrameType | None) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
-    try:
-        failed = _wait(children)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-    if failed is not None:
-        raise RankFailure(failed, children[failed].returncode)
+    ranks = _Ranks()
+    with handling(FORWARDED, ranks.forward):
+        try:
+            for rank in range(processes):
+                ranks.children.append(_start(folder, rank, processes, port, resumed=resumed))
+            failure = ranks.wait()
+        finally:
+            ranks.kill()
+    if failure is not None:
+        with suppress(ResumeError):  # it may have ended before it had a state
+            if failure.killed or read_state(folder) == "running":
+                mark_failed(folder, str(failure))  # rank 0 could not, or saw no more than that somebody was gone
+        raise failure
 
 
 def _start(folder: Path, rank: int, processes: int, port: int, *, resumed: bool) -> subprocess.Popen[bytes]:
@@ -71,25 +88,55 @@ def _start(folder: Path, rank: int, processes: int, port: int, *, resumed: bool)
     return subprocess.Popen(command, env=environment, process_group=0)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all; after a failure the others get a grace period. The first rank that failed, or None."""
-    first: int | None = None
-    deadline = float("inf")
-    while any(child.poll() is None for child in children):
-        time.sleep(0.1)
-        for rank, child in enumerate(children):
-            code = child.poll()
-            if code is None or code == 0 or first is not None:
-                continue
-            first = rank
-            if code not in (PREEMPTED, INTERRUPTED):  # those saved together: the others need no deadline
-                deadline = time.monotonic() + GRACE_S
-        if time.monotonic() > deadline:
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-    failures = [rank for rank, child in enumerate(children) if child.returncode != 0]
-    return first if first is not None else (failures[0] if failures else None)
+class _Ranks:
+    """The child processes of a run: signals are passed on to them, and they end together."""
+
+    def __init__(self) -> None:
+        self.children: list[subprocess.Popen[bytes]] = []
+        self._interrupts = 0
+        self._deadline = float("inf")
+
+    def forward(self, number: int, _: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:  # no rank saves then, and one may wait for another that has left
+            self._deadline = min(self._deadline, time.monotonic() + INSISTED_GRACE_S)
+        for child in self.children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    def wait(self) -> RankFailure | None:
+        """Wait for all; after a failure the others get a grace period. Returns the failure that came first."""
+        ended, failure = False, None
+        while not ended and failure is None:
+            time.sleep(POLL_S)
+            ended = self._all_ended()  # asked first: a rank that fails after it is met by the next turn
+            failure = self._first_failure()
+            if failure is None and not ended and time.monotonic() > self._deadline:
+                failure = RankFailure(0, INTERRUPTED)  # no rank could hear the second Ctrl-C
+        if failure is not None and failure.killed:
+            print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
+        if failure is not None and failure.exit_code not in (PREEMPTED, INTERRUPTED):
+            self._deadline = time.monotonic() + GRACE_S  # ranks that saved together need none
+        while not self._all_ended() and time.monotonic() < self._deadline:
+            time.sleep(POLL_S)
+        self.kill()
+        return failure
+
+    def kill(self) -> None:
+        """End those that are still there, at once."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()  # it may be writing
+
+    def _all_ended(self) -> bool:
+        return all(child.poll() is not None for child in self.children)
+
+    def _first_failure(self) -> RankFailure | None:
+        """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
+        codes = {rank: child.poll() for rank, child in enumerate(self.children)}
+        failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
+        return RankFailure(*min(failed)[1:]) if failed else None
 
 
 def _free_port() -> int:

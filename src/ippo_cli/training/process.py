@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
-from ippo_cli.config.errors import IppoError, Preempted, PreflightError
+from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
@@ -28,6 +28,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
+from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import lock, reserve_folder, take_effect
 from ippo_cli.training.preflight import (
     Material,
@@ -40,7 +41,7 @@ from ippo_cli.training.preflight import (
     what_cannot_fit,
 )
 from ippo_cli.training.run import Run, RunState, state_before
-from ippo_cli.training.signals import Departure
+from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.unusual import WINDOW, unusual_start
 
@@ -60,9 +61,9 @@ def run_training(
         with ExitStack() as held:
             if distributed.is_main():
                 held.enter_context(lock(folder))
-            departure = held.enter_context(Departure())
+            preemption = held.enter_context(PreemptionHandler())
             console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
-            _train(config, folder, console, departure, device, resumed=resumed)
+            _train(config, folder, console, preemption, device, resumed=resumed)
     except (IppoError, KeyboardInterrupt) as error:
         error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
         raise
@@ -71,21 +72,32 @@ def run_training(
 
 
 def _train(
-    config: Config, folder: Path, console: Console, departure: Departure, device: torch.device, *, resumed: bool
+    config: Config,
+    folder: Path,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    *,
+    resumed: bool,
 ) -> None:
     run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None
     try:
-        trainer = build_trainer(config, folder, run, console, departure, device, resumed=resumed)
+        error_file(folder, distributed.rank()).unlink(missing_ok=True)  # of the attempt before a resume
+        trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
     except Preempted as leaving:
         run.finish("preempted")
-        if departure.interrupted:
+        if not distributed.is_main():  # rank 0 tells
+            raise SystemExit(INTERRUPTED if preemption.interrupted else leaving.exit_code) from leaving
+        if preemption.interrupted:
             raise KeyboardInterrupt(str(leaving)) from leaving
         raise
     except BaseException as error:
-        run.finish("failed", f"{type(error).__name__}: {error}")
-        raise
+        told = fail(error, run, trainer)
+        if told is error:
+            raise
+        raise told from error
     finally:
         if trainer is not None:
             trainer.free()
@@ -105,7 +117,7 @@ def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], 
 
 
 def build_trainer(
-    config: Config, folder: Path, run: Run, console: Console, departure: Departure, device: torch.device, *,
+    config: Config, folder: Path, run: Run, console: Console, preemption: PreemptionHandler, device: torch.device, *,
     resumed: bool,
 ) -> Trainer:  # fmt: skip
     """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
@@ -137,7 +149,7 @@ def build_trainer(
     console.warn(run.note(unusual_start(config, plan, prompts)))
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
-        checkpoints=checkpoints, console=console, departure=departure, recent=deque(run.last_rows(WINDOW), WINDOW),
+        checkpoints=checkpoints, console=console, preemption=preemption, recent=deque(run.last_rows(WINDOW), WINDOW),
     )  # fmt: skip
 
 

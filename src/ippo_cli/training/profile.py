@@ -30,13 +30,14 @@ def profiled(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterat
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as watch:
         yield
-    place = folder / "profile"
-    place.mkdir(exist_ok=True)
-    watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
-    if distributed.is_main():
-        table = _table(watch)
-        write_atomically(place / f"iteration_{iteration:08d}.txt", table)
-        say(f"profile of iteration {iteration}: {place}\n{table}")
+    with distributed.failing_together():
+        place = folder / "profile"
+        place.mkdir(exist_ok=True)
+        watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
+        if distributed.is_main():
+            table = _table(watch)
+            write_atomically(place / f"iteration_{iteration:08d}.txt", table)
+            say(f"profile of iteration {iteration}: {place}\n{table}")
 
 
 def _table(watch: profile) -> str:

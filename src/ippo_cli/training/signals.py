@@ -3,47 +3,95 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import FrameType
 
+from ippo_cli.config.errors import PreemptionRequested
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import Responses, Reward, RewardFunction
+from ippo_cli.training.handlers import handling
+from ippo_cli.types import Example
 
-ASKED_BY = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+REWARD_GRACE_S = 10.0
+"""How long after the signal a reward that is being called is still waited for."""
+WATCH_S = 0.5
 
 
-class Leaving(Exception):
-    """Raised inside a rollout to abandon it; the rollout is repeated after resuming."""
-
-
-class Departure:
+class PreemptionHandler:
     """Whether some rank was asked to leave. A second Ctrl-C leaves at once."""
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
-        self._before = {}
+        self.requested: signal.Signals | None = None
+        self._interrupts = 0
+        self._requested_at = 0.0
+        self._calls_reward = False
+        self._held = ExitStack()
+        self._over = threading.Event()
 
-    def __enter__(self) -> Departure:
-        for number in ASKED_BY:
-            self._before[number] = signal.signal(number, self._note)
+    def __enter__(self) -> PreemptionHandler:
+        self._held.enter_context(handling(HANDLED, self._note))
+        threading.Thread(target=self._watch, name="preemption", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._over.set()
+        self._held.close()
 
     def poll(self) -> None:
-        """Raise `Leaving` on a rank that was asked: for use between decode steps."""
-        if self.asked is not None:
-            raise Leaving
+        """Raise `PreemptionRequested` on a rank that was asked: for use between decode steps."""
+        if self.requested is not None:
+            raise PreemptionRequested
 
     def agreed(self) -> bool:
         """Whether any rank was asked, known to all ranks: for use where all of them pass."""
-        return distributed.any_rank(self.asked is not None)
+        return distributed.any_rank(self.requested is not None)
 
     @property
     def interrupted(self) -> bool:
-        return self.asked is signal.SIGINT
+        return self.requested is signal.SIGINT
+
+    @property
+    def insisted(self) -> bool:
+        """Whether Ctrl-C came twice."""
+        return self._interrupts > 1
+
+    def interruptible(self, reward: RewardFunction) -> RewardFunction:
+        """The same reward, to be called in the main thread: what has not answered `REWARD_GRACE_S` after the signal
+        raises `PreemptionRequested`.
+
+        A reward whose own worker processes died of the same signal would be waited for without end.
+        """
+
+        def called(examples: Sequence[Example], responses: Responses) -> Reward:
+            self._calls_reward = True
+            try:
+                return reward(examples, responses)
+            finally:
+                self._calls_reward = False
+
+        return called
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and self.interrupted:
+        self._interrupts += number == signal.SIGINT
+        if self.insisted:
             raise KeyboardInterrupt
-        self.asked = signal.Signals(number)
+        if self.requested is None:
+            self._requested_at, self.requested = time.monotonic(), signal.Signals(number)
+        elif self._keeps_waiting():
+            raise PreemptionRequested
+
+    def _keeps_waiting(self) -> bool:
+        asked = self.requested is not None
+        return asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
+
+    def _watch(self) -> None:
+        """Wake the main thread, the one that runs handlers, while a reward keeps it beyond its time."""
+        main = threading.main_thread().ident
+        assert main is not None
+        while not self._over.wait(WATCH_S):
+            if self._keeps_waiting():
+                signal.pthread_kill(main, signal.SIGUSR1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.profiler import record_function
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.errors import Preempted, StorageError
+from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
@@ -21,7 +22,7 @@ from ippo_cli.rewards.score import score
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task
-from ippo_cli.training.checkpoint import Checkpoints, State, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.metrics import (
@@ -33,8 +34,9 @@ from ippo_cli.training.metrics import (
     target_metrics,
 )
 from ippo_cli.training.profile import PREFIX, profiled
+from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
-from ippo_cli.training.signals import Departure, Leaving
+from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import Clock, update
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
@@ -67,34 +69,53 @@ class Trainer:
     run: Run
     checkpoints: Checkpoints
     console: Console
-    departure: Departure
+    preemption: PreemptionHandler
     recent: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
+
+    def __post_init__(self) -> None:
+        self._reached()
 
     def train(self) -> None:
         """Walk the corridor until the last iteration. Raises `Preempted` after saving when asked to leave."""
         try:
-            if "first" not in self.run.state.evaluation:
-                self._evaluate_first()
-                self._reached()
-            if self.state.progress.row is not None:
-                self._finish_iteration()
-            # Profiled, where asked for, is the first iteration of this process that finds everything warm.
-            warm = min(self.state.progress.iteration + 1, self.plan.num_iterations - 1)
-            while (iteration := self.state.progress.iteration) < self.plan.num_iterations:
-                asked = self.config.tracker.profile and iteration == warm
-                with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
-                    self._walk(iteration)
-                self._reached()
-                self._finish_iteration()
-        except Leaving:
-            if not self.checkpoints.save(self.state):
+            self._iterate()
+        except PreemptionRequested:
+            if not self.save_reached():
                 raise StorageError("asked to leave, and the checkpoint could not be saved") from None
-            raise Preempted(f"asked to leave; saved after iteration {self.state.progress.iteration}") from None
+            raise Preempted(f"asked to leave; saved after iteration {self.point.iteration}") from None
+
+    def _iterate(self) -> None:
+        if "first" not in self.run.state.evaluation:
+            self._evaluate_first()
+        if self.state.progress.row is not None:
+            self._finish_iteration()
+        # Profiled, where asked for, is the first iteration of this process that finds everything warm.
+        warm = min(self.state.progress.iteration + 1, self.plan.num_iterations - 1)
+        while (iteration := self.state.progress.iteration) < self.plan.num_iterations:
+            asked = self.config.tracker.profile and iteration == warm
+            with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
+                samples = self._walk(iteration)
+            self._show_samples(f"train_{iteration + 1:08d}", samples)
+            self._finish_iteration()
 
     def _reached(self) -> None:
-        """A point to resume from: what is begun after it and abandoned is done again, with the same random numbers."""
-        self.state.rng = rng_state()
+        self.point = ReachedPoint(self.state)
+
+    def can_save(self, error: BaseException) -> bool:
+        """Whether a checkpoint of the point that was reached would be worth something after this error.
+
+        Not where weights have moved since, may be corrupt, or are still the initial ones, nor where another checkpoint
+        would fail as well.
+        """
+        corrupt = isinstance(error, NonFiniteError) or distributed.lost_connection(error)
+        hopeless = isinstance(error, StorageError) or self.preemption.insisted
+        return not (corrupt or hopeless or self.point.weights_moved) and self.point.iteration > 0
+
+    def save_reached(self) -> bool:
+        """Save the point that was reached last; False where that failed. Collective."""
+        self.point.go_back()
+        return self.checkpoints.save(self.state)
 
     def free(self) -> None:
         """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
@@ -102,19 +123,21 @@ class Trainer:
             for learner in agent.learners:
                 learner.engine.destroy()
 
-    def _walk(self, iteration: int) -> None:
-        """One pass of the corridor, up to the row of metrics that it leaves."""
+    def _walk(self, iteration: int) -> list[dict[str, Any]]:
+        """One pass of the corridor, up to the row of metrics that it leaves; returns samples, if any are due."""
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         now = Clock(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
-        batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
+        with distributed.failing_together():
+            batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
         likeliest: dict[str, Rollout] = {}
-        if algorithm.needs_greedy:  # first: no rollout may be abandoned once scores have been observed
+        if algorithm.needs_greedy:
             with clock("rollout"):
                 likeliest = self._collect(batch, seed=config.seed, purpose="", greedy=True)
         with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as (reward, said):
             with clock("rollout"):
                 sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
             with clock("score"):
+                reward = self.preemption.interruptible(reward)
                 scores = score(reward, batch, sampled, config.reward, self.state.moments)
         greedy = self._scored_greedy(batch, likeliest, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
@@ -124,6 +147,7 @@ class Trainer:
         coefs = algorithm.kl_coefs(agents)
         with clock("targets"):
             targets = algorithm.targets(agents, batch, rollouts, scores, greedy)
+        self.point.weights_moved = True
         with clock("update"):
             stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, now) for name in agents}
         row: dict[str, float] = {"iteration": iteration + 1}
@@ -136,12 +160,17 @@ class Trainer:
                 row |= prefixed(name, sampler_gap(sampled[name], rollouts[name]))
         row |= self._pace(clock, row)
         self.state.progress.iteration, self.state.progress.row = iteration + 1, row
+        self._reached()
         every = config.tracker.samples_every
-        if every and (iteration + 1) % every == 0:
-            own = {name: scores[name].raw for name in scores}
-            rows = sample_rows("train", batch, rollouts, own, self.prompts, config.tracker.samples)
-            self.run.log_samples(f"train_{iteration + 1:08d}", rows)
-            self.console.samples(rows)
+        if every == 0 or (iteration + 1) % every != 0:
+            return []
+        own = {name: scores[name].raw for name in scores}
+        return sample_rows("train", batch, rollouts, own, self.prompts, config.tracker.samples)
+
+    def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
+        with distributed.failing_together():
+            self.run.log_samples(name, samples)
+            self.console.samples(samples)
 
     def _finish_iteration(self) -> None:
         """Evaluate where due, log, show, save: everything of an iteration that training does not read."""
@@ -153,60 +182,59 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
-        self.run.log(row)
-        self.console.iteration(row, self.plan.num_iterations)
-        self.recent.append(row)
-        self.console.warn(self.run.note(unusual_rows(self.recent, self.config)))
-        improved = found is not None and self._note_evaluation(iteration, found)
-        self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
+        with distributed.failing_together():
+            self.run.log(row)
+            self.console.iteration(row, self.plan.num_iterations)
+            self.recent.append(row)
+            self.console.warn(self.run.note(unusual_rows(self.recent, self.config)))
+            improved = found is not None and self._note_evaluation(iteration, found)
+            self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()
         if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
             began = time.perf_counter()
             self.checkpoints.save(self.state, best=improved)
             self.saving_seconds = time.perf_counter() - began
-        if not last and self.departure.agreed():
-            raise Leaving
+        if not last and self.preemption.agreed():
+            raise PreemptionRequested
 
     def _collect(
         self, batch: Mapping[str, PromptBatch], *, seed: int, purpose: str, greedy: bool = False,
         said: Said | None = None,
     ) -> dict[str, Rollout]:  # fmt: skip
-        """Rollouts of every agent; raises `Leaving` on all ranks together where one of them was asked to leave."""
-        rollouts: dict[str, Rollout] = {}
-        with suppress(Leaving):  # the other ranks may not know yet
-            rollouts = collect(
-                self.state.agents, batch, self.config.rollout,
-                seed=seed, purpose=purpose, greedy=greedy, poll=self._poll, said=said,
-            )  # fmt: skip
-        if self.departure.agreed():
-            raise Leaving
-        return rollouts
+        """Rollouts of every agent; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
+        return collect(
+            self.state.agents, batch, self.config.rollout,
+            seed=seed, purpose=purpose, greedy=greedy, poll=self._poll, said=said,
+        )  # fmt: skip
 
     def _scored_greedy(
         self, batch: Mapping[str, PromptBatch], rollouts: Mapping[str, Rollout], clock: Stopwatch
     ) -> dict[str, tuple[Rollout, Scores]]:
         """What every agent says at its likeliest to the same prompts, scored as the sampled responses were."""
         with clock("score"):
-            scores = score(self.reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
+            reward = self.preemption.interruptible(self.reward)
+            scores = score(reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
         return {name: (rollouts[name], scores[name]) for name in rollouts}
 
     def _poll(self, agent: str, done: int, rows: int) -> None:
         self.console.progress(f"{agent} writes", done, rows)
-        self.departure.poll()
+        self.preemption.poll()
 
     def _evaluate(self) -> Evaluation:
         return evaluate(
             lambda batch, greedy: self._collect(
                 batch, seed=self.config.evaluation.seed, purpose="evaluation", greedy=greedy
             ),
-            self.prompts, self.task, self.reward, self.config,
+            self.prompts, self.task, self.preemption.interruptible(self.reward), self.config,
         )  # fmt: skip
 
     def _evaluate_first(self) -> None:
         found = self._evaluate()
-        self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
-        self._note_evaluation(0, found)
-        self.state.progress.metrics_bytes = self.run.metrics_size()
+        with distributed.failing_together():
+            self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
+            self._note_evaluation(0, found)
+            self.state.progress.metrics_bytes = self.run.metrics_size()
+        self._reached()
 
     def _note_evaluation(self, iteration: int, found: Evaluation) -> bool:
         """Record and show held-out scores; True where they are the best so far."""

@@ -1,0 +1,35 @@
+"""Where in a user's code an error arose."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import ippo_cli
+
+OURS = str(Path(ippo_cli.__file__).parent)
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+MAX_CHARACTERS = 500
+
+
+def located(error: BaseException) -> str:
+    """`my_reward.py:12: KeyError: 'my_field'`: the innermost line that is neither a library's nor ours, and the error.
+
+    Without such a line the error alone. An error of one's own syntax names its line itself.
+    """
+    said = f"{type(error).__name__}: {error!s:.{MAX_CHARACTERS}}"
+    if isinstance(error, SyntaxError):
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(OURS)]
+    called = frames[ours[0] + 1 :] if ours else frames  # what stands above us is whoever started this program
+    for frame in reversed(called):
+        if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
+            return f"{_short(Path(frame.filename))}:{frame.lineno}: {said}"
+    return said
+
+
+def _short(path: Path) -> Path:
+    """Relative to where the command was typed, if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

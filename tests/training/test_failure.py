@@ -1,0 +1,113 @@
+"""A run that fails keeps what it had reached, says so, and goes on from there as if it had not failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import new_run, rows, train
+
+from ippo_cli.config.errors import IppoError, NonFiniteError, RewardError
+from ippo_cli.training.folder import all_checkpoints
+from ippo_cli.training.process import run_training
+
+REWARD = '''
+import os, pathlib, random, shutil
+calls = 0
+
+def reward(examples, responses):
+    """Depends on the global random stream; from a chosen call on it fails, or takes the samples' folder away."""
+    global calls
+    calls += 1
+    noise = random.random()
+    if calls >= int(os.environ.get("FAIL_AT_CALL", 99)):
+        raise KeyError("my_field")
+    if calls == int(os.environ.get("SPOIL_AT_CALL", 99)):
+        [samples] = pathlib.Path(os.environ["ROOT"]).glob("default/*/samples")
+        shutil.rmtree(samples)
+        samples.write_text("in the way")
+    return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
+'''
+# Calls: 1 and 2 evaluate, 3 and 4 are of the first iteration (ReMax: sampled, greedy), 5 and 6 of the second, 7 and 8
+# evaluate, 9 to 12 are of the third and fourth, 13 and 14 evaluate.
+KEYS = ("algorithm=remax", "reward.processor=[running_zscore]", "checkpoint.every=100",
+        "tracker.samples_every=1")  # fmt: skip
+
+
+def overrides(root: Path) -> list[str]:
+    root.mkdir(exist_ok=True)
+    (root / "reward.py").write_text(REWARD)
+    return ["reward=function", f"reward.function={root / 'reward.py'}:reward", *KEYS]
+
+
+def failed_run(root: Path, error: type[BaseException], *more: str) -> tuple[Any, Path, BaseException]:
+    config, folder = new_run(root, *overrides(root), *more)
+    with pytest.raises(error) as caught:
+        run_training(config, folder, resumed=False)
+    state = json.loads((folder / "run.json").read_text())
+    assert state["state"] == "failed"
+    assert str(caught.value) in state["error"]
+    assert "Traceback" in (folder / "errors" / "rank_0.txt").read_text()
+    return config, folder, caught.value
+
+
+@pytest.mark.slow
+def test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not(tmp_path, monkeypatch):
+    for name in ("FAIL_AT_CALL", "SPOIL_AT_CALL"):
+        monkeypatch.delenv(name, raising=False)
+    whole = train(tmp_path / "whole", *overrides(tmp_path / "whole"))
+    expected = rows(whole)
+    # In the second iteration; after its scores were taken into the running moments; in the evaluation after it.
+    for call, iteration in ((5, 1), (6, 1), (8, 2)):
+        root = tmp_path / str(call)
+        monkeypatch.setenv("FAIL_AT_CALL", str(call))
+        config, folder, error = failed_run(root, RewardError)
+        assert str(error).endswith("reward.py:11: KeyError: 'my_field'")
+        [note] = error.__notes__
+        assert note == f"saved after iteration {iteration}; to go on from there: ippo-train resume={folder}"
+        assert [path.name for path in all_checkpoints(folder / "checkpoints")] == [f"step_{iteration:08d}"]
+        monkeypatch.delenv("FAIL_AT_CALL")
+        run_training(config, folder, resumed=True)
+        assert rows(folder) == expected, f"failed at call {call}"
+        assert json.loads((folder / "run.json").read_text())["state"] == "done"
+        assert not (folder / "errors" / "rank_0.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_after_an_update_saves_that_update(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOT", str(tmp_path))
+    monkeypatch.setenv("SPOIL_AT_CALL", "5")
+    _, folder, error = failed_run(tmp_path, OSError, "evaluation.every=0")
+    assert error.__notes__[0].startswith("saved after iteration 2; ")
+    assert json.loads((folder / "checkpoints" / "step_00000002" / "state.json").read_text())["progress"]["row"]
+
+
+@pytest.mark.slow
+def test_nothing_is_saved_of_an_iteration_whose_update_was_begun(tmp_path, monkeypatch):
+    step, steps = torch.optim.AdamW.step, []
+
+    def failing(self, *args):
+        steps.append(1)
+        if len(steps) > 6:
+            raise RuntimeError("the device is gone")
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", failing)
+    _, folder, error = failed_run(tmp_path, RuntimeError, "evaluation.every=0", "checkpoint.every=1")
+    newest = all_checkpoints(folder / "checkpoints")
+    done = rows(folder)[-1]["iteration"]
+    assert [int(path.name[5:]) for path in newest[-1:]] == ([done] if done else [])
+    assert "saved after" not in error.__notes__[0]
+
+
+@pytest.mark.slow
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    _, folder, error = failed_run(
+        tmp_path, NonFiniteError, "actor.learning_rate=1e36", "evaluation.every=0", "actor.max_grad_norm=0"
+    )
+    assert isinstance(error, IppoError)
+    assert all_checkpoints(folder / "checkpoints") == []
+    assert error.__notes__ == ["there is no checkpoint to go on from; start a new run"]

@@ -1,0 +1,149 @@
+"""Several ranks that leave: all of them, at the same point, whoever was asked, failed or was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import SMALL, rows
+
+TINY = (*SMALL, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "task.eval_size=2",
+        "rollout.buffer_size=4", "actor.warm_start_steps=1", "evaluation.greedy=false")  # fmt: skip
+LIMIT_S = 200
+REWARD = '''
+import multiprocessing, os, pathlib, signal, sys, threading, time
+calls = 0
+rank = os.environ.get("RANK", "0")
+
+def length(text):
+    return float(len(text))
+
+def scored(responses):
+    return {"team": [length(text) for text in responses["low"]]}
+
+def ask_while_decoding():
+    frame = None
+    while frame is None:
+        time.sleep(0.01)
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and frame.f_code.co_name != "decode":
+            frame = frame.f_back
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def asks_one_rank_to_leave(examples, responses):
+    """Rank 0 alone gets SIGTERM while its first agent writes in the second iteration."""
+    global calls
+    calls += 1
+    if rank == "0" and calls == 2:
+        threading.Thread(target=ask_while_decoding, daemon=True).start()
+    return scored(responses)
+
+def kills_a_rank(examples, responses):
+    global calls
+    calls += 1
+    if rank == os.environ["VICTIM"] and calls == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return scored(responses)
+
+def spoils_the_samples(examples, responses):
+    """Rank 0 alone cannot write the samples of the second iteration."""
+    global calls
+    calls += 1
+    if rank == "0" and calls == 3:
+        [samples] = pathlib.Path(__file__).parent.glob("default/*/samples")
+        samples.rename(samples.with_name("away"))
+    return scored(responses)
+
+def pooled(examples, responses):
+    """Workers that only a signal ends; the run is asked to leave while it waits for them, and so are they."""
+    global calls
+    calls += 1
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            pool.map(time.sleep, [3600, 3600])
+        return {"team": pool.map(length, responses["low"])}
+'''
+
+
+def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tuple[int, list[str], Path]:
+    """Exit code, lines and folder of a run with this reward; nothing of it may be left afterwards."""
+    (root / "reward.py").write_text(REWARD)
+    command = [sys.executable, "-m", "ippo_cli.cli.train", *TINY, f"output_dir={root}", "reward=function",
+               f"reward.function={root}/reward.py:{reward}", *overrides]  # fmt: skip
+    own = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    process = subprocess.Popen(
+        command, cwd=root, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=LIMIT_S)  # the pipe is closed when the last descendant has ended
+    except subprocess.TimeoutExpired:
+        for child in [process.pid, *descendants(process.pid)]:
+            os.kill(child, signal.SIGKILL)
+        raise AssertionError(f"the run hung; it said {process.communicate()[0]}") from None
+    [folder] = [path.parent for path in root.glob("default/*/config.yaml")]
+    return process.returncode, said.splitlines(), folder
+
+
+def descendants(parent: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout.split()
+    return [number for child in map(int, found) for number in (child, *descendants(child))]
+
+
+def state_of(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "run.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gather", ["all", "layer"])
+def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along(tmp_path, gather):
+    long = ["rollout.max_new_tokens=150", "rollout.min_new_tokens=150"]
+    keys = ["launch.processes=2", "deepspeed=zero3", f"rollout.gather={gather}", *long]
+    code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
+    assert code == 75, said
+    assert state_of(folder)["state"] == "preempted"
+    assert [row["iteration"] for row in rows(folder)] == [0, 1]  # the second rollout was abandoned
+    assert sum("asked to leave" in line for line in said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_a_rank_that_is_killed_is_named_first_and_last(tmp_path, victim):
+    code, said, folder = leaves(tmp_path, "kills_a_rank", "launch.processes=2", "deepspeed=zero2", VICTIM=victim)
+    assert code == 1, said
+    first, *others, last = [line for line in said if line.startswith("ippo: ")]
+    assert first.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
+    assert last.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
+    assert all(line.startswith(f"ippo: rank {1 - int(victim)} left because rank {victim} is gone") for line in others)
+    assert not any("Traceback" in line or "gloo" in line for line in said), said
+    state = state_of(folder)
+    assert state["state"] == "failed"
+    assert str(state["error"]).startswith(f"rank {victim} was killed by SIGKILL")
+    assert "Traceback" in (folder / "errors" / f"rank_{1 - int(victim)}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save(tmp_path):
+    code, said, folder = leaves(
+        tmp_path, "spoils_the_samples", "launch.processes=2", "deepspeed=zero2", "tracker.samples_every=2"
+    )
+    assert code == 1
+    assert "saved after iteration 2" in "\n".join(said)
+    assert sum("Traceback" in line for line in said) == 1
+    assert "OtherRankFailed" in (folder / "errors" / "rank_1.txt").read_text()
+    assert state_of(folder)["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_reward_with_a_pool_runs_and_one_that_never_answers_is_left(tmp_path):
+    code, said, folder = leaves(tmp_path, "pooled")
+    assert code == 75, said
+    assert state_of(folder)["state"] == "preempted"
+    assert [row["iteration"] for row in rows(folder)] == [0, 1]
