@@ -146,11 +146,10 @@ def prepare_process(config: Config) -> torch.device:
     cuda = torch.cuda.is_available() if wanted is Device.auto else wanted is Device.cuda
     if cuda and not torch.cuda.is_available():
         raise PreflightError("launch.device=cuda, and no CUDA device can be used here; use launch.device=cpu")
-    ranks = distributed.init(device="cuda" if cuda else "cpu", timeout_s=config.launch.timeout_s)
-    device = torch.device("cuda", ranks.local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
+    kind = "cuda" if cuda else "cpu"
+    ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
+    device = distributed.device_of(kind, ranks)
+    if not cuda:
         torch.set_num_threads(config.launch.threads or max((os.cpu_count() or 1) // ranks.world_size, 1))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
