@@ -30,8 +30,9 @@ from ippo_cli.config.schema import (
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
-from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_missing
+from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
+from ippo_cli.models.load import load_pretrained
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.models.tiny import make_tiny_actor
 from ippo_cli.tasks.prompts import fill
@@ -172,15 +173,12 @@ def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None
     """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's."""
     try:
         if critic.warm_start is not None:
-            model = ValueModel.from_pretrained(critic.warm_start, dtype=DTYPES[critic.dtype], use_safetensors=True)
+            model = load_pretrained(ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype])
             if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
                 raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
             return model
         source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
-        backbone, found = AutoModel.from_pretrained(
-            source, revision=of, dtype=DTYPES[critic.dtype], use_safetensors=True, output_loading_info=True
-        )
-        refuse_missing(found)
+        backbone = load_pretrained(AutoModel, source, revision=of, dtype=DTYPES[critic.dtype])
     except Exception as error:
         given = f"critic.warm_start={critic.warm_start}" if critic.warm_start else f"critic.model={critic.model}"
         raise PreflightError(f"{given}: no critic could be loaded ({str(error).strip().splitlines()[0]})") from error

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
@@ -15,6 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
+from ippo_cli.models.load import load_pretrained
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
@@ -135,27 +136,11 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
 def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrainedModel:
     """A causal language model from safetensors, dropout off, checked to be readable through its parts."""
     try:
-        config = AutoConfig.from_pretrained(model, revision=revision)
-        for name in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout",
-                     "activation_dropout", "layerdrop", "layer_dropout"):  # fmt: skip
-            if isinstance(getattr(config, name, None), float):
-                setattr(config, name, 0.0)  # the first epoch's ratio must be 1
-        lm, found = AutoModelForCausalLM.from_pretrained(
-            model, config=config, revision=revision, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
-        )
-        refuse_missing(found)
+        lm = load_pretrained(AutoModelForCausalLM, model, revision=revision, dtype=DTYPES[dtype])
     except Exception as error:
         raise _cannot_load("causal language model", model, error) from error
-    lm.eval()
     check_head(lm)
     return lm
-
-
-def refuse_missing(loading_info: dict[str, Any]) -> None:
-    """Raise `ValueError` where weights would be random because the files do not have them."""
-    missing = sorted(loading_info["missing_keys"])
-    if missing:
-        raise ValueError(f"its files lack {len(missing)} weights, such as {missing[0]}")
 
 
 @torch.no_grad()

@@ -1,0 +1,102 @@
+"""Loading pretrained weights: complete, without dropout, and seen to compute the same in training as in evaluation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+RANDOM = re.compile(r"drop|jitter")
+"""In the names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise."""
+TRAINING_FORWARDS = 4
+"""Forwards in training mode that must agree, where random numbers are drawn at all."""
+
+
+def load_pretrained(
+    kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any
+) -> PreTrainedModel:
+    """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
+
+    Raises `ValueError` where weights would be random, or where training mode would compute something else.
+    """
+    model, found = kind.from_pretrained(
+        source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+    )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(f"its files lack {len(missing)} weights, such as {missing[0]}")
+    model.eval()
+    make_deterministic(model)
+    return model
+
+
+@torch.no_grad()
+def make_deterministic(model: PreTrainedModel) -> None:
+    """Switches off whatever makes training random, and sees by trying that nothing of it stays.
+
+    Raises `ValueError` unless the model reads causally, and in training mode as it read in evaluation mode before.
+    """
+    backbone = model.base_model
+    name = type(backbone).__name__
+    ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    expected = _states(backbone, ids)
+    other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
+    if not _near(other[:, :-1], expected[:, :-1]):
+        raise ValueError(f"{name} lets tokens see those after them; use a causal language model")
+    switch_off_dropout(model)
+    if not _near(_states(backbone, ids), expected) or not _trains_as_it_reads(backbone, ids, expected):
+        raise ValueError(f"{name} computes something else in training mode, without dropout too; use another model")
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Sets every dropout probability and jitter of a model to 0, in its modules and its configurations.
+
+    PPO compares probabilities before and after an update: with dropout, the first ratio would not be 1.
+    """
+    seen: set[int] = set()
+    for part in model.modules():
+        _zero(part, seen)
+        if isinstance(part, PreTrainedModel):
+            _zero(part.config, seen)
+
+
+def _zero(holder: nn.Module | PretrainedConfig, seen: set[int]) -> None:
+    if id(holder) in seen:
+        return
+    seen.add(id(holder))
+    drops = "drop" in type(holder).__name__.lower()  # nn.Dropout and its like call their probability `p`
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, PretrainedConfig):
+            _zero(value, seen)
+        elif type(value) in (float, int) and value and (RANDOM.search(name) or (drops and name == "p")):
+            setattr(holder, name, type(value)(0))
+
+
+def _trains_as_it_reads(backbone: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
+    backbone.train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first = _states(backbone, ids)
+            for number in range(TRAINING_FORWARDS):
+                torch.manual_seed(number)
+                before = torch.get_rng_state()
+                if not torch.equal(_states(backbone, ids), first):
+                    return False
+                if torch.equal(torch.get_rng_state(), before):
+                    break  # nothing is drawn: another forward would say the same
+    finally:
+        backbone.eval()
+    return _near(first, expected)
+
+
+def _states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
+    return backbone(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    """Whether two readings differ by rounding only."""
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
+    return bool((found - expected).norm() <= tolerance * expected.norm())
