@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from transformers import (
     GPT2Config,
     GPTNeoConfig,
     GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
     MixtralConfig,
     MptConfig,
     OPTConfig,
@@ -25,15 +28,17 @@ from transformers import (
     PhimoeConfig,
     PretrainedConfig,
     Starcoder2Config,
+    T5Config,
 )
 
 from ippo_cli.agents.build import load_critic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Dtype, SeparateCriticConfig
-from ippo_cli.models.actor import load_causal_lm
-from ippo_cli.models.critic import value_model
+from ippo_cli.models.actor import LogitHead, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, value_model
 from ippo_cli.models.load import load_pretrained
+from ippo_cli.models.tiny import character_tokenizer
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -141,3 +146,89 @@ def test_a_model_that_sees_what_comes_after_is_refused(tmp_path: Path) -> None:
     AutoModel.from_pretrained(folder).save_pretrained(folder)
     with pytest.raises(ValueError, match="lets tokens see those after them"):
         load_pretrained(AutoModel, folder, dtype=torch.float32)
+
+
+LLAMA = LlamaConfig(**GROUPED)
+
+
+def broken(folder: Path, how: str) -> str:
+    """A small model's folder with something wrong in it."""
+    config = T5Config(vocab_size=VOCABULARY, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
+    if how == "encoder-decoder":
+        config.save_pretrained(folder)
+        return str(folder)
+    model = saved(folder, LLAMA)
+    settings = json.loads((folder / "config.json").read_text())
+    changes: dict[str, dict[str, Any]] = {
+        "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "another shape": {"vocab_size": 48},
+        "another depth": {"num_hidden_layers": 3}, "code of its own": {"model_type": "new", "auto_map": {
+            "AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings | changes.get(how, {})))
+    if how == "no configuration":
+        (folder / "config.json").unlink()
+    if how == "half a configuration":
+        (folder / "config.json").write_text('{"model_type": "llama",')
+    if how == "pickled weights":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    if how == "an adapter":
+        (folder / "config.json").rename(folder / "adapter_config.json")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("encoder-decoder", "it is an encoder-decoder model; use a decoder-only one"),
+        ("quantized", "its weights are quantized (gptq) and cannot be trained"),
+        ("another shape", "its files hold lm_head.weight as [40, 32], and its config.json wants [48, 32]"),
+        ("another depth", "its files lack 9 of its weights, such as model.layers.2."),
+        ("code of its own", "contains custom code"),
+        ("no configuration", "its folder has no config.json"),
+        ("half a configuration", "is not a valid JSON file"),
+        ("pickled weights", "its folder has no .safetensors file; load it once and call save_pretrained"),
+        ("an adapter", "it holds an adapter without its model; merge the two"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_in_one_line(how: str, message: str, tmp_path: Path) -> None:
+    model = broken(tmp_path / "model", how)
+    config = load_config(["critic=separate"]).critic
+    assert isinstance(config, SeparateCriticConfig)
+    for load, setting in (
+        (lambda: load_causal_lm(model, None, Dtype.fp32), f"actor.model={model}: no causal language model"),
+        (lambda: load_critic(config, model, None), f"critic.model=null (the actor's, {model}): no critic"),
+    ):
+        if how == "another shape" and "critic" in setting:
+            message = message.replace("lm_head", "embed_tokens")
+        with pytest.raises(PreflightError) as caught:
+            load()
+        assert str(caught.value).startswith(setting)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"no tokenizer could be loaded \(its folder has no tokenizer\.json; save"):
+        load_tokenizer(saved(tmp_path, LLAMA), None)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_unless_padding_alone_is_beyond(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer("abc")
+    lm = AutoModelForCausalLM.from_config(LlamaConfig(**{**GROUPED, "vocab_size": len(tokenizer)}))
+    refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+    tokenizer.add_tokens(["<tool>"])
+    with pytest.raises(
+        PreflightError, match=r"actor\.model=M: .* writes 1 tokens .* such as '<tool>' = 7, with 6 rows"
+    ):
+        refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+
+
+def test_a_model_with_its_residual_stream_in_float32_is_read_in_bf16(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8)
+    lm = load_causal_lm(saved(tmp_path, config), None, Dtype.bf16)
+    hidden = lm.base_model(IDS, use_cache=False).last_hidden_state
+    assert hidden.dtype == torch.float32
+    torch.testing.assert_close(LogitHead(lm)(hidden), lm(IDS, use_cache=False).logits.to(torch.bfloat16))
+    assert torch.equal(ValueHead(ValueHeadConfig(32)).bfloat16()(hidden), torch.zeros(IDS.shape))

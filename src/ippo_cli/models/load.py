@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+
+from ippo_cli.config.errors import PreflightError
 
 RANDOM = re.compile(r"drop|jitter")
 """In the names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise."""
@@ -22,12 +25,22 @@ def load_pretrained(
 
     Raises `ValueError` where weights would be random, or where training mode would compute something else.
     """
+    settings, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    if "quantization_config" in settings:
+        method = settings["quantization_config"].get("quant_method", "unknown method")
+        raise ValueError(f"its weights are quantized ({method}) and cannot be trained; use the model they were made of")
+    if settings.get("is_encoder_decoder"):
+        raise ValueError("it is an encoder-decoder model; use a decoder-only one")
     model, found = kind.from_pretrained(
-        source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-    )
-    missing = sorted(found["missing_keys"])
+        source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True,
+        trust_remote_code=False, ignore_mismatched_sizes=True, **options,
+    )  # fmt: skip
+    missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
     if missing:
-        raise ValueError(f"its files lack {len(missing)} weights, such as {missing[0]}")
+        raise ValueError(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise ValueError(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
     model.eval()
     make_deterministic(model)
     return model
@@ -100,3 +113,26 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     """Whether two readings differ by rounding only."""
     tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
     return bool((found - expected).norm() <= tolerance * expected.norm())
+
+
+def cannot_load(setting: str, what: str, error: Exception, reason: str | None = None) -> PreflightError:
+    """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
+    where `reason` has no better ones."""
+    said = str(error).strip().splitlines() or [repr(error)]
+    return PreflightError(f"{setting}: no {what} could be loaded ({reason or said[0]})")
+
+
+def what_is_missing(folder: Path) -> str | None:
+    """Why a folder is no model's, as far as its files tell; None where they do not."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        return "it is a file; give the folder that holds config.json and the weights"
+    files = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in files and "config.json" not in files:
+        return "it holds an adapter without its model; merge the two and save the whole"
+    if "config.json" not in files:
+        return "its folder has no config.json; give the folder of a saved Hugging Face model"
+    if not any(name.endswith(".safetensors") for name in files):
+        return "its folder has no .safetensors file; load it once and call save_pretrained, which writes them"
+    return None
