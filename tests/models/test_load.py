@@ -182,7 +182,7 @@ def broken(folder: Path, how: str) -> str:
         ("encoder-decoder", "it is an encoder-decoder model; use a decoder-only one"),
         ("quantized", "its weights are quantized (gptq) and cannot be trained"),
         ("another shape", "its files hold lm_head.weight as [40, 32], and its config.json wants [48, 32]"),
-        ("another depth", "its files lack 9 of its weights, such as model.layers.2."),
+        ("another depth", "its files lack 9 of its weights, such as "),
         ("code of its own", "contains custom code"),
         ("no configuration", "its folder has no config.json"),
         ("half a configuration", "is not a valid JSON file"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ippo_cli.config.errors import PreflightError
 
@@ -25,11 +25,15 @@ def load_pretrained(
 
     Raises `ValueError` where weights would be random, or where training mode would compute something else.
     """
-    settings, _ = PretrainedConfig.get_config_dict(source, revision=revision)
-    if "quantization_config" in settings:
-        method = settings["quantization_config"].get("quant_method", "unknown method")
+    # Auto classes have no configuration of their own.
+    config = (getattr(kind, "config_class", None) or AutoConfig).from_pretrained(
+        source, revision=revision, trust_remote_code=False
+    )
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method", "in some way")
         raise ValueError(f"its weights are quantized ({method}) and cannot be trained; use the model they were made of")
-    if settings.get("is_encoder_decoder"):
+    if config.is_encoder_decoder:
         raise ValueError("it is an encoder-decoder model; use a decoder-only one")
     model, found = kind.from_pretrained(
         source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True,
