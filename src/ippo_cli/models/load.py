@@ -18,12 +18,16 @@ TRAINING_FORWARDS = 4
 """Forwards in training mode that must agree, where random numbers are drawn at all."""
 
 
+class UnusableModel(ValueError):
+    """What is wrong with a model, in words that need no others beside them."""
+
+
 def load_pretrained(
     kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any
 ) -> PreTrainedModel:
     """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
 
-    Raises `ValueError` where weights would be random, or where training mode would compute something else.
+    Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
     """
     # Auto classes have no configuration of their own.
     config = (getattr(kind, "config_class", None) or AutoConfig).from_pretrained(
@@ -32,19 +36,19 @@ def load_pretrained(
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method", "in some way")
-        raise ValueError(f"its weights are quantized ({method}) and cannot be trained; use the model they were made of")
+        raise UnusableModel(f"its weights are quantized ({method}) and cannot be trained; use the unquantized model")
     if config.is_encoder_decoder:
-        raise ValueError("it is an encoder-decoder model; use a decoder-only one")
+        raise UnusableModel("it is an encoder-decoder model; use a decoder-only one")
     model, found = kind.from_pretrained(
         source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True,
         trust_remote_code=False, ignore_mismatched_sizes=True, **options,
     )  # fmt: skip
     missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
     if missing:
-        raise ValueError(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
+        raise UnusableModel(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
     if mismatched:
         name, stored, wanted = mismatched[0]
-        raise ValueError(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
+        raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
     model.eval()
     make_deterministic(model)
     return model
@@ -54,7 +58,7 @@ def load_pretrained(
 def make_deterministic(model: PreTrainedModel) -> None:
     """Switches off whatever makes training random, and sees by trying that nothing of it stays.
 
-    Raises `ValueError` unless the model reads causally, and in training mode as it read in evaluation mode before.
+    Raises `UnusableModel` unless the model reads causally, and in training mode as it read in evaluation mode before.
     """
     backbone = model.base_model
     name = type(backbone).__name__
@@ -62,10 +66,10 @@ def make_deterministic(model: PreTrainedModel) -> None:
     expected = _states(backbone, ids)
     other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
     if not _near(other[:, :-1], expected[:, :-1]):
-        raise ValueError(f"{name} lets tokens see those after them; use a causal language model")
+        raise UnusableModel(f"{name} lets tokens see those after them; use a causal language model")
     switch_off_dropout(model)
     if not _near(_states(backbone, ids), expected) or not _trains_as_it_reads(backbone, ids, expected):
-        raise ValueError(f"{name} computes something else in training mode, without dropout too; use another model")
+        raise UnusableModel(f"{name} computes something else in training mode, without dropout too; use another model")
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -121,9 +125,11 @@ def _near(found: Tensor, expected: Tensor) -> bool:
 
 def cannot_load(setting: str, what: str, error: Exception, reason: str | None = None) -> PreflightError:
     """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
-    where `reason` has no better ones."""
-    said = str(error).strip().splitlines() or [repr(error)]
-    return PreflightError(f"{setting}: no {what} could be loaded ({reason or said[0]})")
+    where neither we nor `reason` have better ones."""
+    said = (str(error).strip().splitlines() or [repr(error)])[0]
+    if reason is not None and not isinstance(error, UnusableModel):
+        said = reason
+    return PreflightError(f"{setting}: no {what} could be loaded ({said})")
 
 
 def what_is_missing(folder: Path) -> str | None:
