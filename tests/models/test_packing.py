@@ -15,10 +15,14 @@ from transformers import (
     BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -26,7 +30,7 @@ from transformers import (
 
 from ippo_cli.models import packing
 from ippo_cli.models.layout import compact
-from ippo_cli.models.packing import PACKED, enable_packing, pack, read
+from ippo_cli.models.packing import PACKED, Packing, enable_packing, pack, read
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -46,6 +50,17 @@ def qwen3() -> PreTrainedModel:
 def gpt2() -> PreTrainedModel:
     shape = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).eval().base_model
+
+
+def gpt_neox() -> PreTrainedModel:
+    shape = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**shape)).eval().base_model
+
+
+def opt() -> PreTrainedModel:
+    shape = {key: value for key, value in COMMON.items() if key not in ("num_key_value_heads", "intermediate_size")}
+    config = OPTConfig(**shape, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64)
+    return OPTForCausalLM(config).eval().base_model
 
 
 def sliding() -> PreTrainedModel:
@@ -99,6 +114,53 @@ def test_a_model_whose_attention_is_not_plain_keeps_padded_rows(make: Any) -> No
     before = model.config._attn_implementation
     assert not enable_packing(model)
     assert model.config._attn_implementation == before != PACKED
+
+
+def misplaced(by: int) -> Any:
+    """`pack`, with all sequences but the first so many positions too far."""
+
+    def made(lengths: list[int], device: torch.device) -> Packing:
+        right = pack(lengths, device)
+        positions = right.positions.clone()
+        positions[:, lengths[0] :] += by
+        return Packing(positions, right.groups)
+
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt])
+def test_positions_off_by_one_are_noticed_in_every_precision(
+    make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    for by in (1, 3):
+        monkeypatch.setattr(packing, "pack", misplaced(by))
+        assert not enable_packing(model)
+    monkeypatch.setattr(packing, "pack", pack)
+    assert enable_packing(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_that_hardly_matter_are_noticed_all_the_same(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = gpt2()
+    with torch.no_grad():  # neighbouring places look alike, as those of a trained model do
+        model.wpe.weight.copy_(0.001 * torch.randn(model.wpe.weight.shape).cumsum(dim=0))
+    model = model.to(dtype)
+    monkeypatch.setattr(packing, "pack", misplaced(1))
+    assert not enable_packing(model)
+    monkeypatch.setattr(packing, "pack", pack)
+    assert enable_packing(model)
+
+
+def test_a_model_that_was_not_seen_to_read_packed_rows_is_given_none() -> None:
+    model, ids = llama(), torch.arange(5)[None]
+    with pytest.raises(RuntimeError, match="LlamaModel was given a packed row"):
+        read(model, ids, pack([3, 2], ids.device))
 
 
 def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BloomConfig,
     FalconConfig,
     Gemma2Config,
@@ -105,6 +106,41 @@ def test_half_precision_is_decoded_in_half_precision(asked: Any, llama: Any) -> 
     assert found.logprobs.dtype == torch.float32
     # A step and a whole sequence round differently.
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("part", ["_filling", "_stepping"])
+def test_positions_off_by_one_are_noticed_in_every_precision(
+    part: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONTINUOUS[name](60)).to(dtype).eval()  # small weights
+    right = Continuous._forward
+    for by in (1, 3):
+
+        def misplaced(self: Any, ids: Any, positions: Any, mask: Any, by: int = by, **options: Any) -> Any:
+            return right(self, ids, positions + by * bool(getattr(self, part)), mask, **options)
+
+        monkeypatch.setattr(Continuous, "_forward", misplaced)
+        assert not forwards._agrees(model, Continuous)
+    monkeypatch.setattr(Continuous, "_forward", right)
+    assert forwards._agrees(model, Continuous)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(OTHERS["bloom (ALiBi)"][1](60)).to(dtype).eval()
+    assert forwards._agrees(model, Waves)
+
+    def read_all(self: Any, ids: Any) -> Any:
+        self._mask = torch.ones_like(self._mask)
+        return right(self, ids)
+
+    right = Waves._forward
+    monkeypatch.setattr(Waves, "_forward", read_all)
+    assert not forwards._agrees(model, Waves)
 
 
 def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> None:

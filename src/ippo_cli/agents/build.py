@@ -31,8 +31,9 @@ from ippo_cli.config.schema import (
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
-from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_missing
+from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
+from ippo_cli.models.load import cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.models.tiny import make_tiny_actor
 from ippo_cli.tasks.prompts import fill
@@ -116,20 +117,24 @@ def _build_agent(
     device: torch.device,
 ) -> Agent:
     lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
+    refuse_unreadable_tokens(tokenizer, lm, f"actor.model={weights}")
     vocabulary = len(lm.get_output_embeddings().weight)  # before an engine spreads it
     separate = isinstance(agent.critic, SeparateCriticConfig)
     head = None
     if isinstance(agent.critic, ValueHeadCriticConfig):
         head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)).to(lm.dtype)
     needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
+    policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
+    actor = _actor_learner(config, policy, agent.actor, agent.critic, device)
+    reference = _reference(agent.actor, weights, references, device) if needs_reference else None
+    if reference is not None and not reference.packs:
+        policy.packs = False  # the reference is given the rows that the policy reads
     return Agent(
         name=name,
         tokenizer=tokenizer,
-        actor=_actor_learner(
-            config, Policy(lm, head, in_step=config.deepspeed.stage == 3), agent.actor, agent.critic, device
-        ),
+        actor=actor,
         critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
-        reference=_reference(agent.actor, weights, references, device) if needs_reference else None,
+        reference=reference,
         temperature=config.rollout.temperature,
         chunk_tokens=config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1),
     )
@@ -175,20 +180,22 @@ def _critic_learner(
 
 def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None) -> ValueModel:
     """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's."""
+    source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
     try:
         if critic.warm_start is not None:
-            model = ValueModel.from_pretrained(critic.warm_start, dtype=DTYPES[critic.dtype], use_safetensors=True)
+            model = load_pretrained(ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype])
             if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
                 raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
             return model
-        source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
-        backbone, found = AutoModel.from_pretrained(
-            source, revision=of, dtype=DTYPES[critic.dtype], use_safetensors=True, output_loading_info=True
-        )
-        refuse_missing(found)
+        backbone = load_pretrained(AutoModel, source, revision=of, dtype=DTYPES[critic.dtype])
     except Exception as error:
-        given = f"critic.warm_start={critic.warm_start}" if critic.warm_start else f"critic.model={critic.model}"
-        raise PreflightError(f"{given}: no critic could be loaded ({str(error).strip().splitlines()[0]})") from error
+        if critic.warm_start is not None:
+            source, given = critic.warm_start, f"critic.warm_start={critic.warm_start}"
+        elif critic.model is None:
+            given = f"critic.model=null (the actor's, {source})"
+        else:
+            given = f"critic.model={source}"
+        raise cannot_load(given, "critic", error, what_is_missing(Path(source))) from error
     return value_model(backbone, critic.value_head_hidden_dim)
 
 
@@ -221,7 +228,7 @@ def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], 
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"
     if key not in references:
         policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(device)
-        enable_packing(policy.lm.base_model)  # given whatever its actor is given
+        policy.packs = enable_packing(policy.lm.base_model)
         references[key] = policy.requires_grad_(False).eval()
     return references[key]
 

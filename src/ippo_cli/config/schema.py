@@ -420,7 +420,7 @@ class RolloutConfig:
     max_new_tokens: int  # response limit
     min_new_tokens: int  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
-    decode_batch_size: int  # rows decoded together, per rank; never changes what is sampled
+    decode_batch_size: int  # rows decoded together, per rank; changes what is sampled by rounding only (seen in bf16)
     max_prompt_tokens: int  # a longer prompt is an error, told before the first rollout
     context_limit: int | None  # prompt + response limit; null = what the model was made for
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
@@ -481,8 +481,8 @@ class DeepspeedConfig:
     offload_params: bool  # keep parameters in host memory (stage 3)
     reduce_bucket_size: int  # elements per gradient reduction
     persistence_threshold: int  # stage 3: smaller parameters stay whole on every rank
-    micro_batch_tokens: int  # tokens per forward and backward pass, per rank; never changes the result
-    scoring_batch_tokens: int  # tokens per forward without gradients (values, references); never changes the result
+    micro_batch_tokens: int  # tokens per forward and backward pass, per rank; changes the result by rounding only
+    scoring_batch_tokens: int  # tokens per forward without gradients (values, references); changes rounding only
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
     logit_chunk_tokens: int | None  # response tokens whose logits exist at once; null = 64 million logits' worth
 

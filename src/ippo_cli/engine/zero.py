@@ -119,9 +119,10 @@ class Engine:
         """The plain module in eval mode without gradients, to be called as often as each rank likes.
 
         At stage 3, `all` holds every weight whole on every rank and takes DeepSpeed's hooks off, since these would
-        give the weights up again after the first forward. `layer` keeps the hooks, for models larger than a device:
-        weights come and go layer by layer, and every rank must do the same number of forwards. Entering and leaving
-        is collective.
+        give the weights up again after the first forward. `layer` keeps the hooks: weights come and go layer by layer,
+        which leaves room on the device for more rows, and every rank must do the same number of forwards. (Each rank
+        builds its module whole before the engine splits it, so a model must fit a rank once all the same.)
+        Entering and leaving is collective.
         """
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
@@ -15,6 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
+from ippo_cli.models.load import cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
@@ -42,7 +43,7 @@ class LogitHead(nn.Module):
         self.scale: float = scale / (getattr(config, "logits_scaling", None) or 1.0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden)
+        logits = self.linear(hidden.to(self.linear.weight.dtype))  # Mamba keeps its residual stream in float32
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -121,13 +122,19 @@ def _before_own(hidden: Tensor, sequences: Sequences) -> Tensor:
 def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, with a padding token and left padding."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
+        # Never asks whether a repository's own code may run: a job has nobody to answer.
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load("tokenizer", model, error) from error
+        folder, reason = Path(model), None
+        if folder.is_dir() and not any(folder.glob("tokenizer*")):
+            reason = "its folder has no tokenizer.json; save the model's tokenizer there"
+        raise cannot_load(setting_of(model), "tokenizer", error, reason) from error
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
-        raise cannot_load("tokenizer", model, FileNotFoundError("its files have no vocabulary"))
+        raise cannot_load(setting_of(model), "tokenizer", FileNotFoundError("its files have no vocabulary"), None)
     if tokenizer.eos_token_id is None:
-        raise PreflightError(f"actor.model={model} has a tokenizer without an end-of-sequence token; set one in it")
+        raise PreflightError(
+            f"actor.model={model}: its tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths: sharing the id is harmless
     tokenizer.padding_side = "left"
@@ -137,51 +144,48 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
 def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrainedModel:
     """A causal language model from safetensors, dropout off, checked to be readable through its parts."""
     try:
-        config = AutoConfig.from_pretrained(model, revision=revision)
-        for name in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout",
-                     "activation_dropout", "layerdrop", "layer_dropout"):  # fmt: skip
-            if isinstance(getattr(config, name, None), float):
-                setattr(config, name, 0.0)  # the first epoch's ratio must be 1
-        lm, found = AutoModelForCausalLM.from_pretrained(
-            model, config=config, revision=revision, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
-        )
-        refuse_missing(found)
+        lm = load_pretrained(AutoModelForCausalLM, model, revision=revision, dtype=DTYPES[dtype])
+        check_head(lm)
     except Exception as error:
-        raise cannot_load("causal language model", model, error) from error
-    lm.eval()
-    check_head(lm)
+        raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
     return lm
 
 
-def refuse_missing(loading_info: dict[str, Any]) -> None:
-    """Raise `ValueError` where weights would be random because the files do not have them."""
-    missing = sorted(loading_info["missing_keys"])
-    if missing:
-        raise ValueError(f"its files lack {len(missing)} weights, such as {missing[0]}")
+def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, setting: str) -> None:
+    """Raise `PreflightError` where the tokenizer writes tokens that a model has no embedding for.
+
+    The padding token may be one of them: no padding is ever read.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
+    beyond.pop(str(tokenizer.pad_token), None)
+    if beyond:
+        token, number = max(beyond.items(), key=lambda item: item[1])
+        raise PreflightError(
+            f"{setting}: its tokenizer writes {len(beyond)} tokens that the model cannot read, such as {token!r} = "
+            f"{number}, with {rows} rows in its embedding; load it, call resize_token_embeddings({number + 1}) and save"
+        )
 
 
 @torch.no_grad()
 def check_head(lm: PreTrainedModel) -> None:
-    """Raise unless backbone and head, called one after the other, give the model's own logits.
+    """Raise `ValueError` unless backbone and head, called one after the other, give the model's own logits.
 
     Some architectures scale or cap logits between the two in ways of their own; training one of those through its
     parts would silently be a different model.
     """
-    vocabulary = lm.get_input_embeddings().num_embeddings
-    ids = torch.arange(5, 13, device=lm.device)[None] % vocabulary
+    ids = torch.arange(5, 13, device=lm.device)[None] % lm.config.get_text_config().vocab_size
     whole = lm(input_ids=ids, use_cache=False).logits.float()
     parts = LogitHead(lm)(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     # Compared as distributions, since that is what is used.
     gap = (whole.log_softmax(-1) - parts.log_softmax(-1)).abs().max().item()
     if not gap < 1e-2:
-        raise PreflightError(
-            f"actor.model: {type(lm).__name__} does something between its last hidden state and its logits that this "
-            f"version does not know (log-probabilities differ by {gap:.2g}); use another architecture"
+        raise ValueError(
+            f"{type(lm).__name__} does something between its last hidden state and its logits that this version does "
+            f"not know: log-probabilities differ by {gap:.2g}; use another architecture"
         )
 
 
-def cannot_load(what: str, model: str, error: Exception) -> PreflightError:
-    """The error for a folder or hub id of an actor that something is missing from."""
-    hint = "" if Path(model).exists() else "; it is no folder here, so it was looked up on the hub"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return PreflightError(f"actor.model={model}: no {what} could be loaded{hint} ({reason})")
+def setting_of(model: str) -> str:
+    """How an error names the model of an actor: as it was typed, and that it is no folder where it is none."""
+    return f"actor.model={model}" + ("" if Path(model).exists() else ", no folder here and looked up on the hub")

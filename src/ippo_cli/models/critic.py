@@ -55,6 +55,7 @@ class ValueHead(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.to(self.out.weight.dtype)  # Mamba keeps its residual stream in float32
         if self.hidden is not None:
             hidden = torch.tanh(self.hidden(hidden))
         return self.out(hidden).squeeze(-1).float()

@@ -20,8 +20,13 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ippo_cli.models.agreement import agree, probe_ids
+
 PACKED = "ippo_cli_packed"
 """Our name among the library's attention functions; without a `packing` it is its `sdpa`."""
+
+PROBE = (24, 17, 9)
+"""Lengths of the sequences that a model is tried on."""
 
 PADDING = {"cpu": 128, "cuda": 65536}
 """Padded places that cost as much as one more group: arithmetic there, memory traffic and launches here."""
@@ -110,9 +115,13 @@ def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> G
 
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    packing: Packing | None = None, **options: Any,
+    packing: Packing | None = None, trace: list[Tensor] | None = None, **options: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The library's `sdpa`, of every group by itself where the model reads a packed row."""
+    if trace is not None:
+        output, weights = attention(module, query, key, value, attention_mask, packing, **options)
+        trace += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
+        return output, weights
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
@@ -127,15 +136,18 @@ AttentionInterface.register(PACKED, attention)
 AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
-def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None) -> Tensor:
+def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
     """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`."""
     if packing is None:
-        return backbone(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
+    if backbone.config._attn_implementation != PACKED:
+        raise RuntimeError(f"{type(backbone).__name__} was given a packed row, and was not seen to read such rows")
     # A mask of four axes is passed through as it is, and ours is in the packing.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
     output = backbone(
-        input_ids=input_ids, position_ids=packing.positions, attention_mask=mask, use_cache=False, packing=packing
-    )
+        input_ids=input_ids, position_ids=packing.positions, attention_mask=mask, use_cache=False, packing=packing,
+        **options,
+    )  # fmt: skip
     return output.last_hidden_state.flatten(0, 1)
 
 
@@ -151,17 +163,38 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
         or {type(layer) for layer in layers} != {DynamicLayer}
     ):
         return False
-    ids = torch.tensor([[0, 1, 2, 0, 1]], device=backbone.device)
-    with torch.no_grad():
-        alone = [read(backbone, part, None) for part in (ids[:, :3], ids[:, 3:])]
-        config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
-        try:
-            together = read(backbone, ids, pack([3, 2], ids.device))
-        except (TypeError, ValueError, RuntimeError):
-            together = torch.full_like(ids, torch.nan, dtype=torch.float32)
-    expected = torch.cat(alone)
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 0.05
-    agrees = bool((together - expected).abs().max() <= tolerance * expected.abs().max())
+    config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
+    agrees = _reads_packed_rows(backbone)
     if not agrees:
         config._attn_implementation_internal = "sdpa"
     return agrees
+
+
+@torch.no_grad()
+def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
+    """Whether a few sequences in one row are read as one by one, and can be told from positions that are off by one."""
+    config = backbone.config.get_text_config(decoder=True)
+    room = (getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
+    lengths = [max(min(length, room), 1) for length in PROBE]
+    ids = probe_ids(sum(lengths), config.vocab_size, backbone.device)
+    parts = ids.split(lengths, dim=1)
+    try:
+        expected = _joined([_traced(backbone, part) for part in parts])
+        wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
+        found = _traced(backbone, ids, packing=pack(lengths, ids.device))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return agree(found, expected, wrong)
+
+
+def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:
+    """What every layer's attention is given and gives, and the last hidden states, each `[N, D]`."""
+    trace: list[Tensor] = []
+    positions = torch.arange(shift, shift + ids.shape[1], device=ids.device)[None]
+    options = {"position_ids": positions} if shift else {}
+    states = read(backbone, ids, packing, trace=trace, **options)
+    return [*trace, states]
+
+
+def _joined(parts: Sequence[list[Tensor]]) -> list[Tensor]:
+    return [torch.cat(entries) for entries in zip(*parts, strict=True)]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ippo_cli.models.actor import cannot_load
+from ippo_cli.models.actor import setting_of
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
+from ippo_cli.models.load import cannot_load, what_is_missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,9 @@ class ModelShape:
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
     """The configuration of a folder or hub id."""
     try:
-        return AutoConfig.from_pretrained(model, revision=revision)
+        return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load("causal language model", model, error) from error
+        raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -55,9 +55,10 @@ def decode(
 ) -> Decoded:
     """One response for each left-padded prompt `[B, P]`; at most `batch_size` rows are decoded together.
 
-    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: neither the batch size nor the other
-    rows change it. `uniforms [B, >= max_new_tokens]` may be `None` for greedy decoding. A row also ends, unfinished,
-    when prompt and response reach `context_limit` tokens; a prompt that long gets an empty response.
+    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: the batch size and the other rows
+    change it by rounding alone, which in bf16 is enough for another token now and then. `uniforms` is
+    `[B, >= max_new_tokens]`, or `None` for greedy decoding. A row also ends, unfinished, when prompt and response
+    reach `context_limit` tokens; a prompt that long gets an empty response.
 
     `poll(finished rows, B)` is called after every token and may raise. `finished(rows, texts)` is told of rows when
     they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any rank;

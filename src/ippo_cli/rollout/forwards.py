@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.continuous import Continuous, language_model
+from ippo_cli.models.agreement import agree, probe_ids
+from ippo_cli.rollout.continuous import Attention, Continuous, language_model, text_config
 from ippo_cli.rollout.waves import Recompute, Waves
 
 _log = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ class Forwards(Protocol):
 def forwards_for(model: nn.Module) -> Forwards:
     """The fastest way of decoding that this model allows, decided once per model by trying on a few tokens."""
     if model not in _known:
-        ways = (way for way in (Continuous, Waves) if way.serves(model) and _agrees(model, way(model)))
+        ways = (way for way in (Continuous, Waves) if way.serves(model) and _agrees(model, way))
         _known[model] = next(ways, Recompute)
         if _known[model] is Recompute:
             name = type(language_model(model)).__name__
@@ -58,19 +61,115 @@ def forwards_for(model: nn.Module) -> Forwards:
     return _known[model](model)
 
 
+PROMPTS, STEPS = (12, 12, 7, 9), 3
+"""Prompts that a way of decoding is tried on, and tokens after each: the first is dropped, the last comes later."""
+
+
+class _TracedContinuous(Continuous):
+    """Keeps what attention is given and gives."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.trace: list[Tensor] = []
+
+    def forward_whole(self, ids: Tensor, positions: Tensor) -> None:
+        """Reads rows as a model without this way of decoding does, whatever is live."""
+        self._forward(ids, positions, torch.ones_like(ids))
+
+    def attend(
+        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        mask: Tensor | None, **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        output, weights = super().attend(plain, module, query, key, value, mask, **options)
+        self.trace += [part.transpose(1, 2).flatten(2) for part in (query, key, value)] + [output.flatten(2)]
+        return output, weights
+
+
+class _Notes:
+    """What a way of decoding said about each token: entries `[D]` by (row, position)."""
+
+    def __init__(self, candidate: Forwards) -> None:
+        self.traced = candidate if isinstance(candidate, _TracedContinuous) else None
+        self.states: dict[tuple[int, int], list[Tensor]] = {}
+        self.logits: dict[tuple[int, int], Tensor] = {}
+
+    def take(self, rows: Sequence[int], ends: Sequence[int], logits: Tensor) -> None:
+        """Of one forward, whose newest column is token `ends[i] - 1` of row `rows[i]`."""
+        for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            self.logits[row, end - 1] = logits[place]
+        if self.traced is None:
+            return
+        entries, self.traced.trace = self.traced.trace, []
+        columns = entries[0].shape[1]
+        for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            for back in range(min(columns, end)):
+                self.states[row, end - 1 - back] = [entry[place, columns - 1 - back] for entry in entries]
+
+    def entries(self, like: _Notes) -> list[Tensor]:
+        """All that was noted of the tokens that `like` notes: `[n, D]` each."""
+        states = zip(*(self.states[key] for key in sorted(like.states)), strict=True)
+        return [*map(torch.stack, states), torch.stack([self.logits[key] for key in sorted(like.logits)])]
+
+
 @torch.no_grad()
-def _agrees(model: nn.Module, candidate: Forwards) -> bool:
-    """Whether prompts of unlike lengths, read together, one dropped and one token stepped, give the logits of reading
-    each sequence at once."""
-    ids = torch.tensor([[0, 1, 2]], device=next(model.parameters()).device)
-    expected = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1] for part in (ids, ids[:, 1:])])
+def _agrees(model: nn.Module, way: type[Continuous] | type[Waves]) -> bool:
+    """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
+    sequence is read at once, and can be told from a deliberate mistake."""
+    candidate = _TracedContinuous(model) if way is Continuous else way(model)
+    device = next(model.parameters()).device
+    ids = probe_ids(len(PROMPTS) + max(PROMPTS) + STEPS, text_config(model).vocab_size, device)[0]
+    rows = [ids[row : row + length + STEPS] for row, length in enumerate(PROMPTS)]
     try:
         with candidate.session():
-            candidate.fill(ids[:, :2].expand(3, 2), np.array([2, 2, 1]))
-            order = candidate.keep(np.array([False, True, True]))
-            found = candidate.step(ids[0, 2:].expand(2))[np.argsort(order)]
+            found = _decoded(candidate, rows)
+        expected, wrong = _whole(model, candidate, rows, mistaken=False), _whole(model, candidate, rows, mistaken=True)
+        return agree(*(notes.entries(like=found) for notes in (found, expected, wrong)))
     except Exception as error:  # whatever a model of unknown making does: it means that this way is closed
-        _log.info("%s cannot be decoded by %s: %r", type(model).__name__, type(candidate).__name__, error)
+        _log.info("%s cannot be decoded by %s: %r", type(model).__name__, way.__name__, error)
         return False
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 0.05
-    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _decoded(candidate: Forwards, rows: Sequence[Tensor]) -> _Notes:
+    notes, live, ends = _Notes(candidate), [0, 1, 2], list(PROMPTS)
+
+    def fill(new: Sequence[int]) -> None:
+        width = max(ends[row] for row in new)
+        prompts = torch.zeros(len(new), width, dtype=torch.long, device=rows[0].device)
+        for place, row in enumerate(new):
+            prompts[place, width - ends[row] :] = rows[row][: ends[row]]
+        notes.take(new, [ends[row] for row in new], candidate.fill(prompts, np.array([ends[row] for row in new])))
+
+    fill(live)
+    live = [live[place] for place in candidate.keep(np.array([False, True, True]))]
+    for number in range(STEPS):
+        if number == 1 and candidate.joins:
+            fill([3])
+            live.append(3)
+        logits = candidate.step(torch.stack([rows[row][ends[row]] for row in live]))
+        for row in live:
+            ends[row] += 1
+        notes.take(live, [ends[row] for row in live], logits)
+    return notes
+
+
+def _whole(model: nn.Module, candidate: Forwards, rows: Sequence[Tensor], *, mistaken: bool) -> _Notes:
+    """Every row read at once; with a mistake that decoding could make: what follows the prompt stands one position too
+    far, or, where a model takes no positions, padding is read."""
+    notes = _Notes(candidate)
+    takes_positions = "position_ids" in inspect.signature(language_model(model).forward).parameters
+    for number, row in enumerate(rows):
+        positions = torch.arange(len(row), device=row.device)[None]
+        options: dict[str, Any] = {"use_cache": False}
+        if mistaken and takes_positions:
+            positions = positions + (positions >= PROMPTS[number])
+            options["position_ids"] = positions
+            options["attention_mask"] = torch.ones_like(positions)  # without one, a gap would begin another sequence
+        padding = max(PROMPTS) - PROMPTS[number] if mistaken and not takes_positions else 0
+        logits = model(input_ids=nn.functional.pad(row, (padding, 0))[None], **options).logits[0, padding:]
+        if notes.traced is not None:
+            with candidate.session():
+                notes.traced.forward_whole(row[None], positions)
+        notes.take([number], [len(row)], logits[-1:])
+        for end in range(len(row)):
+            notes.logits[number, end] = logits[end]
+    return notes

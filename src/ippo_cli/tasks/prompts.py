@@ -112,7 +112,16 @@ class PromptStream:
         messages = [{"role": "user", "content": prompt}]
         if config.system is not None:
             messages.insert(0, {"role": "system", "content": config.system})
-        return str(self.tokenizers[agent].apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        tokenizer = self.tokenizers[agent]
+        try:
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of the model's, and raises what it likes
+            said = (str(error) or repr(error)).splitlines()[0]
+            rule = f"is refused by the chat template of {agent}'s tokenizer ({said})"
+            if config.system is None:
+                raise ConfigError("task.chat_template=true", rule, "set it to false") from error
+            setting = f"task.agents.{agent}.system={config.system!r}"
+            raise ConfigError(setting, rule, "set it to null, and put its text into the template") from error
 
     def asked(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
         """The training rows that so many iterations work on, each once, with their places in the data."""

@@ -169,12 +169,10 @@ def _refuse_what_cannot_fit(
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
-    cuda = device_kind(config.launch.device) == "cuda"
-    ranks = distributed.init(device="cuda" if cuda else "cpu", timeout_s=config.launch.timeout_s)
-    device = torch.device("cuda", ranks.local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
+    kind = device_kind(config.launch.device)
+    ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
+    device = distributed.device_of(kind, ranks)
+    if kind == "cpu":
         torch.set_num_threads(config.launch.threads or max((os.cpu_count() or 1) // ranks.world_size, 1))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it

@@ -1,0 +1,148 @@
+"""Loading pretrained weights: complete, without dropout, and seen to compute the same in training as in evaluation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from ippo_cli.config.errors import PreflightError
+
+RANDOM = re.compile(r"drop|jitter")
+"""In the names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise."""
+TRAINING_FORWARDS = 4
+"""Forwards in training mode that must agree, where random numbers are drawn at all."""
+
+
+class UnusableModel(ValueError):
+    """What is wrong with a model, in words that need no others beside them."""
+
+
+def load_pretrained(
+    kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any
+) -> PreTrainedModel:
+    """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
+
+    Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
+    """
+    # Auto classes have no configuration of their own.
+    config = (getattr(kind, "config_class", None) or AutoConfig).from_pretrained(
+        source, revision=revision, trust_remote_code=False
+    )
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method", "in some way")
+        raise UnusableModel(f"its weights are quantized ({method}) and cannot be trained; use the unquantized model")
+    if config.is_encoder_decoder:
+        raise UnusableModel("it is an encoder-decoder model; use a decoder-only one")
+    model, found = kind.from_pretrained(
+        source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True,
+        trust_remote_code=False, ignore_mismatched_sizes=True, **options,
+    )  # fmt: skip
+    missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
+    if missing:
+        raise UnusableModel(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
+    if mismatched:
+        name, stored, wanted = mismatched[0]
+        raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
+    model.eval()
+    make_deterministic(model)
+    return model
+
+
+@torch.no_grad()
+def make_deterministic(model: PreTrainedModel) -> None:
+    """Switches off whatever makes training random, and sees by trying that nothing of it stays.
+
+    Raises `UnusableModel` unless the model reads causally, and in training mode as it read in evaluation mode before.
+    """
+    backbone = model.base_model
+    name = type(backbone).__name__
+    ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    expected = _states(backbone, ids)
+    other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
+    if not _near(other[:, :-1], expected[:, :-1]):
+        raise UnusableModel(f"{name} lets tokens see those after them; use a causal language model")
+    switch_off_dropout(model)
+    if not _near(_states(backbone, ids), expected) or not _trains_as_it_reads(backbone, ids, expected):
+        raise UnusableModel(f"{name} computes something else in training mode, without dropout too; use another model")
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Sets every dropout probability and jitter of a model to 0, in its modules and its configurations.
+
+    PPO compares probabilities before and after an update: with dropout, the first ratio would not be 1.
+    """
+    seen: set[int] = set()
+    for part in model.modules():
+        _zero(part, seen)
+        if isinstance(part, PreTrainedModel):
+            _zero(part.config, seen)
+
+
+def _zero(holder: nn.Module | PretrainedConfig, seen: set[int]) -> None:
+    if id(holder) in seen:
+        return
+    seen.add(id(holder))
+    drops = "drop" in type(holder).__name__.lower()  # nn.Dropout and its like call their probability `p`
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, PretrainedConfig):
+            _zero(value, seen)
+        elif type(value) in (float, int) and value and (RANDOM.search(name) or (drops and name == "p")):
+            setattr(holder, name, type(value)(0))
+
+
+def _trains_as_it_reads(backbone: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
+    backbone.train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first = _states(backbone, ids)
+            for number in range(TRAINING_FORWARDS):
+                torch.manual_seed(number)
+                before = torch.get_rng_state()
+                if not torch.equal(_states(backbone, ids), first):
+                    return False
+                if torch.equal(torch.get_rng_state(), before):
+                    break  # nothing is drawn: another forward would say the same
+    finally:
+        backbone.eval()
+    return _near(first, expected)
+
+
+def _states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
+    return backbone(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    """Whether two readings differ by rounding only."""
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
+    return bool((found - expected).norm() <= tolerance * expected.norm())
+
+
+def cannot_load(setting: str, what: str, error: Exception, reason: str | None = None) -> PreflightError:
+    """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
+    where neither we nor `reason` have better ones."""
+    said = (str(error).strip().splitlines() or [repr(error)])[0]
+    if reason is not None and not isinstance(error, UnusableModel):
+        said = reason
+    return PreflightError(f"{setting}: no {what} could be loaded ({said})")
+
+
+def what_is_missing(folder: Path) -> str | None:
+    """Why a folder is no model's, as far as its files tell; None where they do not."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        return "it is a file; give the folder that holds config.json and the weights"
+    files = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in files and "config.json" not in files:
+        return "it holds an adapter without its model; merge the two and save the whole"
+    if "config.json" not in files:
+        return "its folder has no config.json; give the folder of a saved Hugging Face model"
+    if not any(name.endswith(".safetensors") for name in files):
+        return "its folder has no .safetensors file; load it once and call save_pretrained, which writes them"
+    return None
