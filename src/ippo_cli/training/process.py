@@ -26,9 +26,9 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.collect import context_limit
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task, load_task
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, checkpoint_bytes, rng_state
 from ippo_cli.training.console import Console
-from ippo_cli.training.folder import lock, reserve_folder, take_effect
+from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import Departure
 from ippo_cli.training.trainer import Trainer
@@ -47,8 +47,7 @@ def run_training(
         distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
         folder = _agreed_folder(config, folder, start)
         with ExitStack() as held:
-            if distributed.is_main():
-                held.enter_context(lock(folder))
+            _hold(folder, held)
             departure = held.enter_context(Departure())
             console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
             _train(config, folder, console, departure, device, resumed=resumed)
@@ -80,14 +79,25 @@ def _train(
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
-    if folder is None and distributed.is_main():
-        folder = reserve_folder(Path(config.output_dir) / config.name)
-    if start is not None and distributed.is_main():
-        assert folder is not None
-        start(folder)
-    agreed = distributed.broadcast_object(folder)
-    assert agreed is not None
+    def reserved() -> Path:
+        agreed = folder or reserve_folder(Path(config.output_dir) / config.name)
+        if start is not None:
+            start(agreed)
+        return agreed
+
+    agreed = distributed.on_main(reserved)
+    if distributed.any_rank(not comes_in_sight(agreed)):
+        raise PreflightError(f"{agreed} is not there on every rank; output_dir needs a folder that all ranks share")
     return agreed
+
+
+def _hold(folder: Path, held: ExitStack) -> None:
+    """Keep other runs out of the folder."""
+
+    def hold() -> None:
+        held.enter_context(lock(folder))
+
+    distributed.on_main(hold)
 
 
 def build_trainer(
@@ -112,11 +122,12 @@ def build_trainer(
         run=run.state, rng=rng_state(),
     )  # fmt: skip
     checkpoints = Checkpoints(folder, config.checkpoint)
+    checkpoints.refuse_too_little_room(checkpoint_bytes(agents), plan.num_iterations)
     if resumed:
         found = checkpoints.load(state)
+        assert state.progress.metrics_bytes is not None  # nothing is saved before the rows are
         run.truncate_metrics(state.progress.metrics_bytes)
-        if distributed.is_main():
-            take_effect(folder)
+        distributed.on_main(lambda: take_effect(folder))
         console.say(f"resumed from {found}")
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,

@@ -157,7 +157,9 @@ class Trainer:
         self._reached()
         if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
             began = time.perf_counter()
-            self.checkpoints.save(self.state, best=improved)
+            saved = self.checkpoints.save(self.state, best=improved)
+            if last and not saved:
+                raise StorageError("the last iteration's checkpoint could not be saved")
             self.saving_seconds = time.perf_counter() - began
         if not last and self.departure.agreed():
             raise Leaving
@@ -201,6 +203,7 @@ class Trainer:
         found = self._evaluate()
         self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
         self._note_evaluation(0, found)
+        self.checkpoints.initial_is_best()
         self.state.progress.metrics_bytes = self.run.metrics_size()
 
     def _note_evaluation(self, iteration: int, found: Evaluation) -> bool:
