@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,11 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import StorageError, storage_failure, storing
+from ippo_cli.config.errors import StorageError, disk_is_full, storage_failure, storing
 from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.engine import distributed
 from ippo_cli.training.folder import overwrite, warn, write_atomically
 from ippo_cli.training.metrics import is_documented
+
+ROOM_FOR_CURVES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
 
 
 @dataclass
@@ -90,7 +94,7 @@ class Run:
             self._append()
         self.state.iterations = int(row["iteration"])
         self.save_state()
-        if self._wants_board:
+        if self._wants_board and ("tb/" not in self._failing or shutil.disk_usage(self.folder).free > ROOM_FOR_CURVES):
             with self._warning("tb/"):
                 self._draw(row)
 
@@ -127,6 +131,7 @@ class Run:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = _quietly
             # What an earlier process drew from here on was abandoned with it.
             self._board = SummaryWriter(str(self.folder / "tb"), purge_step=int(row["iteration"]))
         try:
@@ -194,6 +199,12 @@ class Run:
                 overwrite(self.folder / "run.json", _text(replace(self.state, error=error)))
                 return True
         return False
+
+
+def _quietly(args: threading.ExceptHookArgs) -> None:
+    """No traceback of a board's thread whose file cannot be written: the next row that is drawn raises the same."""
+    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not disk_is_full(args.exc_value):
+        threading.__excepthook__(args)
 
 
 def _text(state: RunState) -> str:
