@@ -15,7 +15,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.agents.build import build_agents, initial_weights
+from ippo_cli.agents.build import build_agents
+from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import Preempted, PreflightError
@@ -111,6 +112,8 @@ def build_trainer(
     weights = initial_weights(
         config, task, folder, lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps)
     )
+    config = pinned(config, weights, folder)
+    refuse_other_vocabularies(config, weights)
     agents = build_agents(config, weights, device)
     prompts = _prompts(config, plan, task, agents)
     algorithm = Algorithm(
