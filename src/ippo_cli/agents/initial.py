@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, TinyActorConfig
@@ -76,7 +78,7 @@ def description(model: Path | str, revision: str | None) -> dict[str, Any]:
             digests = dict(zip((file.name for file in files), threads.map(_sha256, files), strict=True))
         return {"model": str(model), "commit": None, "sha256": digests}
     try:
-        commit = AutoConfig.from_pretrained(str(model), revision=revision)._commit_hash
+        commit = extract_commit_hash(cached_file(str(model), CONFIG_NAME, revision=revision), None)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PreflightError(f"actor.model={model}: no model could be found ({reason})") from error

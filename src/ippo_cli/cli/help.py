@@ -15,7 +15,7 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
 Other keys change the configuration for this evaluation: task, reward, evaluation.seed and .greedy, how responses are
-sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.device. One that can have no effect is refused.
+sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.device. What can have no effect is refused.
 The scores are printed and written, with what was evaluated and these changes, to evaluations/ in the run's folder, or
 for model= in output_dir, under a name that differs where they do.
 """
