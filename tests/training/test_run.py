@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import fill, mounted
 
 from ippo_cli.config.errors import StorageError
 from ippo_cli.config.load import load_config
@@ -59,27 +59,8 @@ def test_curves_of_abandoned_iterations_are_purged(tmp_path: Path, tracker) -> N
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("file systems cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Leave no room in it."""
-    file = folder / "filler"
-    with file.open("ab", buffering=0) as handle:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while handle.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
-    return file
+    with mounted(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_a_full_disk_keeps_rows_waiting_and_loses_none(

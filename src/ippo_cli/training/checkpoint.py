@@ -172,7 +172,7 @@ class Checkpoints:
         written: list[Path] = []
         if distributed.is_main():
             if state.progress.metrics_bytes is None:
-                failures.append("rows of metrics.jsonl still wait for room")
+                failures.append("no room for rows of metrics.jsonl")
             with noting(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
@@ -413,7 +413,7 @@ def _write_pointer(folder: Path, name: str, checkpoint: str) -> None:
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def _stored(state: State) -> dict[str, Any]:
