@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,11 @@ def fill(folder: Path) -> Path:
     """Leave no room in it: the file that takes it all."""
     file = folder / "filler"
     with file.open("ab", buffering=0) as handle:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while handle.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
+        for _ in range(100):
+            if not shutil.disk_usage(folder).free:
+                break
+            for size in (1 << 16, 1 << 12):
+                with suppress(OSError):
+                    while handle.write(bytes(size)):
+                        pass
     return file

@@ -169,6 +169,6 @@ def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Pa
         numbers = " ".join(map(str, there)) or "none"
         which = f"best, which is iteration {iteration}" if checkpoint == "best" else checkpoint
         raise ResumeError(f"run={folder}: there is no intact checkpoint={which}; those there: {numbers}, and initial")
-    if (damage := damaged(found)) is not None:
+    if iteration is not None and (damage := damaged(found)) is not None:
         raise ResumeError(f"{found} is damaged ({damage}); use another checkpoint")
     return found

@@ -19,7 +19,7 @@ from ippo_cli.agents.build import build_agents
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
-from ippo_cli.config.errors import Preempted, PreflightError
+from ippo_cli.config.errors import Preempted, PreflightError, storing
 from ippo_cli.config.schema import Config, Device, JsonlConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
@@ -128,14 +128,20 @@ def build_trainer(
     checkpoints.refuse_too_little_room(checkpoint_bytes(agents), plan.num_iterations)
     if resumed:
         found = checkpoints.load(state)
-        assert state.progress.metrics_bytes is not None  # nothing is saved before the rows are
-        run.truncate_metrics(state.progress.metrics_bytes)
-        distributed.on_main(lambda: take_effect(folder))
+        distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
         checkpoints=checkpoints, console=console, departure=departure,
     )  # fmt: skip
+
+
+def _go_on(folder: Path, run: Run, progress: Progress) -> None:
+    """Make the folder that of the run which has been resumed."""
+    assert progress.metrics_bytes is not None  # nothing is saved before the rows are
+    with storing(str(folder)):
+        run.truncate_metrics(progress.metrics_bytes)
+        take_effect(folder)
 
 
 def _prompts(config: Config, plan: Arithmetic, task: Task, agents: Mapping[str, Agent]) -> PromptStream:
