@@ -20,10 +20,10 @@ from ippo_cli.training.evaluate_run import evaluate_model
 
 # Read, and of no effect all the same.
 WITHOUT_EFFECT = {
-    "task.kind": "chosen with its group", "reward.kind": "chosen with its group",
+    "task.kind": "chosen with its group",
     "task.train_size": "held-out examples are drawn first",
     "rollout.gather": "weights that are loaded for this are whole",
-    "actor.model": "typed as model=", "actor.kind": "a model is loaded, not made",
+    "actor.model": "typed as model=",
 }  # fmt: skip
 REWARD = "def score(examples, responses):\n    return {'team': [1.0] * len(examples)}\n"
 
@@ -110,7 +110,7 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
     allowed = {key for key in (*OF_BOTH, *OF_MODELS) if "." in key or key not in ("task", "reward")}
     assert allowed <= known
     assert allowed - read == set(), "nothing reads these"
-    assert read - allowed - set(WITHOUT_EFFECT) == set(), "these have an effect, and are refused"
+    assert read - allowed == set(WITHOUT_EFFECT), "these have an effect, and are refused"
 
 
 @pytest.mark.parametrize("of_model", [False, True])
