@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.cli import evaluate, exits
+from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
 
 Call = Callable[..., tuple[int, str]]
 
@@ -74,12 +75,48 @@ def test_garbled_overrides_are_told(ippo_eval: Call, run: Path) -> None:
 def test_a_run_without_a_checkpoint_is_told(ippo_eval: Call, run: Path) -> None:
     code, said = ippo_eval(f"run={run}")
     assert code == 14
-    assert "there is no intact checkpoint=latest" in said
-    (run / "checkpoints").mkdir()
-    (run / "checkpoints" / "latest.json").write_text('{"checkpoint": "step_00000002"}')
+    assert "there is no intact checkpoint=latest; those there: none" in said
     code, said = ippo_eval(f"run={run}", "checkpoint=best")
     assert code == 14
-    assert "no evaluation was better than the one before training" in said
+    assert "run.json tells of no evaluation" in said
+    code, said = ippo_eval(f"run={run}", "checkpoint=initial")
+    assert code == 14
+    assert "what the run began with is not known" in said
     code, said = ippo_eval(f"run={run}", "checkpoint=newest")
     assert code == 2
-    assert said.startswith("ippo: checkpoint=newest is not known; use latest, best or an iteration's number")
+    assert said.startswith("ippo: checkpoint=newest is not known; use latest, best, initial or an iteration's number")
+
+
+@pytest.mark.parametrize(
+    "override", ["actor.model=/other", "algorithm=ppo", "seed=1", "actor.learning_rate=1", "rollout.buffer_size=8",
+                 "task.agents.low.actor.learning_rate=1", "task.train_size=9", "num_iterations=3", "output_dir=x"],
+)  # fmt: skip
+def test_what_can_change_nothing_about_a_runs_evaluation_is_refused(override: str, ippo_eval: Call, run: Path) -> None:
+    code, said = ippo_eval(f"run={run}", override)
+    assert code == 2
+    assert said.startswith(f"ippo: {override} can have no effect on a run's evaluation; those that can: task reward")
+    assert "rollout.{temperature,top_p," in said
+
+
+def test_a_model_or_a_run_is_evaluated(ippo_eval: Call, run: Path) -> None:
+    code, said = ippo_eval(f"run={run}", "model=/other")
+    assert code == 2
+    assert said.startswith(f"ippo: run={run} cannot be combined with model=/other")
+    code, said = ippo_eval("model=/other", "checkpoint=best")
+    assert code == 2
+    assert said.startswith("ippo: checkpoint=best names the weights of a run")
+    code, said = ippo_eval("model=/other", "actor.model=/more")
+    assert code == 2
+    assert said.startswith("ippo: actor.model=/more can have no effect on a model's evaluation")
+    code, said = ippo_eval("model=/other", "task=jsonl")
+    assert code == 2
+    assert said.startswith("ippo: task.eval=null names no data"), "and no training data are asked for"
+
+
+def test_a_run_is_not_evaluated_on_what_it_was_trained_on(ippo_eval: Call, run: Path) -> None:
+    (run / "config.yaml").write_text(to_yaml(resolve(compose_node(["critic=value_head"]))))
+    size = load_config([]).task.eval_size
+    code, said = ippo_eval(f"run={run}", f"task.eval_size={size + 1}")
+    assert code == 2
+    assert said.startswith(f"ippo: task.eval_size={size + 1} would reach into what the run was trained on; use at most")
+    assert ippo_eval(f"run={run}", f"task.eval_size={size}")[0] == 14, "no checkpoint"

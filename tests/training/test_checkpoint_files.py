@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 import torch
 
 from ippo_cli.algorithms.targets import Algorithm
-from ippo_cli.config.errors import ResumeError, StorageError
+from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.training import checkpoint as checkpoint_module
 from ippo_cli.training.checkpoint import (
     MANIFEST,
     MAX_FAILURES_IN_A_ROW,
@@ -25,9 +27,12 @@ from ippo_cli.training.checkpoint import (
     Progress,
     State,
     all_checkpoints,
+    await_files,
     commit,
     damaged,
+    listing,
     newest_intact,
+    noting,
     pointed,
     restore_rng,
     rng_state,
@@ -39,6 +44,11 @@ MakeCheckpoint = Callable[..., Path]
 ALGORITHM = load_config([]).algorithm
 
 
+def commit_all(temporary: Path, final: Path) -> None:
+    """As one rank that wrote every file."""
+    commit(temporary, final, listing(temporary, (file for file in temporary.rglob("*") if file.is_file())))
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> MakeCheckpoint:
     """A maker of committed checkpoints with two files."""
@@ -48,7 +58,7 @@ def checkpoint(tmp_path: Path) -> MakeCheckpoint:
         (temporary / "low" / "actor").mkdir(parents=True)
         (temporary / "low" / "actor" / "weights").write_bytes(bytes(range(256)) * 40)
         (temporary / "state.json").write_text(json.dumps({"iteration": iteration}))
-        commit(temporary, tmp_path / step_name(iteration))
+        commit_all(temporary, tmp_path / step_name(iteration))
         return tmp_path / step_name(iteration)
 
     return make
@@ -301,7 +311,7 @@ def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
     temporary = folder.rename(folder.with_name("changed.tmp"))
     (temporary / MANIFEST).unlink()
     (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
-    commit(temporary, folder)
+    commit_all(temporary, folder)
     with pytest.raises(ResumeError, match=said):
         made.load(state(0))
 
@@ -382,3 +392,79 @@ def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
     assert made.save(state(2))
     assert "warning: " in capsys.readouterr().out
     assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("123")
+    wrote = [listing(tmp_path, [tmp_path / "mine"]), {"low/theirs": {"bytes": 5, "sha256": ""}}]
+
+    def write() -> None:
+        (tmp_path / "low").mkdir()
+        (tmp_path / "low" / "theirs").write_text("12345")
+
+    late = threading.Timer(0.3, write)
+    late.start()
+    await_files(tmp_path, wrote)
+    late.join()
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_what_another_rank_wrote_must_be_there_whole(
+    size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "LISTING_S", 0.2)
+    if size is not None:
+        (tmp_path / "theirs").write_text("x" * size)
+    wrote = [{}, {"theirs": {"bytes": 5, "sha256": ""}}]
+    with pytest.raises(StorageError, match="rank 1 wrote theirs, and rank 0 does not see it"):
+        await_files(tmp_path, wrote)
+
+
+def test_a_file_that_no_rank_wrote_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("123")
+    (tmp_path / "other").write_text("")
+    with pytest.raises(StorageError, match="files that no rank wrote: other"):
+        await_files(tmp_path, [listing(tmp_path, [tmp_path / "mine"])])
+
+
+def test_whoever_tells_of_a_full_disk_the_systems_words_are_kept(tmp_path: Path) -> None:
+    failures: list[str] = []
+    with full_disk(1000), noting(failures), (tmp_path / "weights").open("wb") as file:
+        torch.save(torch.zeros(100_000), file)  # raises a RuntimeError of its own
+    with noting(failures):
+        raise ValueError("not the disk's\nfault")
+    assert failures == ["File too large", "ValueError: not the disk's fault"]
+
+
+def test_a_save_waits_for_the_rows_that_belong_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, waiting = checkpoints(tmp_path), state(2)
+    waiting.progress.metrics_bytes = None
+    assert not made.save(waiting)
+    assert "no room for rows of metrics.jsonl" in capsys.readouterr().out
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path, every=5)  # 2 are kept, and one more is there while it is written
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(PreflightError, match="3 will lie there at once") as raised:
+        made.refuse_too_little_room(int(free / 2.5), 100)
+    assert raised.value.exit_code == 3
+    made.refuse_too_little_room(int(free / 2.5), 10)
+    assert capsys.readouterr().out.count("no room for the best one") == 1
+    made.refuse_too_little_room(int(free / 4.5), 100)
+    assert capsys.readouterr().out == ""
+    made.save(state(1))
+    made.save(state(2))
+    made.refuse_too_little_room(int(free / 2.5), 100)
+
+
+def test_while_no_iteration_is_better_the_pointer_names_the_initial_weights(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.initial_is_best()
+    made.save(state(1))
+    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": "initial"}
+    made.save(state(2), best=True)
+    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": step_name(2)}

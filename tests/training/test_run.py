@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import fill, mounted
 
+from ippo_cli.config.errors import StorageError
 from ippo_cli.config.load import load_config
+from ippo_cli.training import run as run_module
 from ippo_cli.training.run import Run, RunState, state_before
 
 
@@ -51,3 +55,73 @@ def test_curves_of_abandoned_iterations_are_purged(tmp_path: Path, tracker) -> N
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("time/iteration")] == [(1, 31), (2, 22), (3, 23)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "disk", "1m") as folder:
+        yield folder
+
+
+def test_a_full_disk_keeps_rows_waiting_and_loses_none(
+    small_disk: Path, tracker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(small_disk, tracker, RunState())
+    run.log({"iteration": 1})
+    before = run.metrics_size()
+    filler = fill(small_disk)
+    (small_disk / "metrics.jsonl").write_bytes(b"{}\n" * 1365 + b"\n")  # its last block is full as well
+    before = run.metrics_size()
+    for iteration in (2, 3):
+        run.log({"iteration": iteration})
+        run.log_samples(f"train_{iteration}", [{"text": "a"}])
+        assert run.metrics_size() is None
+        assert (small_disk / "metrics.jsonl").stat().st_size == before, "not half a row"
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" cannot")[0].rsplit("/", 2)[-1] for line in said if "metrics" in line] == ["metrics.jsonl"]
+    assert all(line.startswith("warning: ") and "No space left on device" in line for line in said)
+    assert not [path for path in small_disk.rglob("*") if path.name.endswith(".tmp")]
+    filler.unlink()
+    run.log({"iteration": 4})
+    written = [json.loads(line) for line in (small_disk / "metrics.jsonl").read_text().splitlines()[-3:]]
+    assert [row["iteration"] for row in written] == [2, 3, 4]
+    assert run.metrics_size() == (small_disk / "metrics.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("error", ["disk full", "disk full " * 1000])
+def test_a_run_says_that_it_failed_on_a_full_disk_too(error: str, small_disk: Path, tracker) -> None:
+    run = Run(small_disk, tracker, RunState())
+    fill(small_disk)
+    run.finish("failed", error)
+    said = json.loads((small_disk / "run.json").read_text())
+    assert (said["state"], said["error"]) == ("failed", error if len(error) < 100 else None)
+
+
+def test_a_run_is_not_done_before_its_rows_are_written(small_disk: Path, tracker) -> None:
+    run = Run(small_disk, tracker, RunState())
+    filler = fill(small_disk)
+    run.log({"iteration": 1})
+    with pytest.raises(StorageError, match=r"its metrics\.jsonl could not be written"):
+        run.finish("done")
+    filler.unlink()
+    run.finish("done")
+    assert json.loads((small_disk / "metrics.jsonl").read_text())["iteration"] == 1
+
+
+def test_curves_that_cannot_be_drawn_cost_no_row(
+    small_disk: Path, tracker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(small_disk, replace(tracker, tensorboard=True), RunState())
+    run.log({"iteration": 1, "time/iteration": 1.0})
+    filler = fill(small_disk)
+    for iteration in range(2, 200):
+        run.log({"iteration": iteration, "time/iteration": 1.0})
+    said = capsys.readouterr()
+    assert said.out.count("tb/ cannot be written (No space left on device") == 1
+    assert said.err == ""
+    monkeypatch.setattr(run_module, "ROOM_FOR_CURVES", 1 << 14)
+    filler.unlink()
+    run.log({"iteration": 200, "time/iteration": 1.0})
+    run.finish("done")
+    assert len((small_disk / "metrics.jsonl").read_text().splitlines()) == 200
+    assert len(list((small_disk / "tb").iterdir())) == 2

@@ -1,10 +1,7 @@
-"""Making agents: weights are found or made, engines are built, and what is shared is decided, here and once."""
+"""Making agents: models are loaded, engines are built, and what is shared is decided, here and once."""
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.config.arithmetic import critic_mini_batch_size
-from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     ActorConfig,
     AgentConfig,
@@ -25,7 +21,6 @@ from ippo_cli.config.schema import (
     Dtype,
     OptimizerConfig,
     SeparateCriticConfig,
-    TinyActorConfig,
     ValueHeadCriticConfig,
 )
 from ippo_cli.engine import distributed
@@ -35,23 +30,8 @@ from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
 from ippo_cli.models.load import cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
-from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.prompts import fill
-from ippo_cli.tasks.task import Task
 
-WARM_START_EXAMPLES = 8192
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
-Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
-
-
-def initial_weights(config: Config, task: Task, run_folder: Path, progress: Progress) -> dict[str, Path | str]:
-    """Where each agent's actor starts from: a model made locally is made now, and copied into the run's folder.
-
-    The copy is what resuming and the KL reference use, whatever becomes of the cache.
-    """
-    return {
-        name: _initial(config, name, agent, task, run_folder, progress) for name, agent in config.task.agents.items()
-    }
 
 
 def build_agents(config: Config, weights: dict[str, Path | str], device: torch.device) -> dict[str, Agent]:
@@ -62,49 +42,6 @@ def build_agents(config: Config, weights: dict[str, Path | str], device: torch.d
         tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
         agents[name] = _build_agent(config, name, agent, str(weights[name]), tokenizer, references, device)
     return agents
-
-
-def reference_pairs(name: str, agent: AgentConfig, task: Task) -> list[tuple[str, str]]:
-    """Prompts with their reference answers, which a model made locally gets its alphabet and first lessons from."""
-    assert agent.answer is not None  # checked before anything is made
-    where = f"task.agents.{name}"
-    examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
-    return [
-        (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
-        for example in examples
-    ]
-
-
-def weights_digest(folder: Path) -> str:
-    """One sha256 over the safetensors files of a folder."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _initial(
-    config: Config, name: str, agent: AgentConfig, task: Task, run_folder: Path, progress: Progress
-) -> Path | str:
-    actor = agent.actor
-    if not isinstance(actor, TinyActorConfig):
-        assert actor.model is not None  # checked before anything is loaded
-        return actor.model
-    kept = run_folder / "initial" / name
-    if distributed.is_main() and not kept.is_dir():
-        made = make_tiny_actor(
-            actor, reference_pairs(name, agent, task), config.seed, Path(config.output_dir) / ".cache",
-            lambda step, steps, loss: progress(name, step, steps, loss),
-        )  # fmt: skip
-        partial = kept.with_name(f".{name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(made, partial)
-        (partial / "sha256.txt").write_text(weights_digest(partial) + "\n")
-        partial.rename(kept)
-    distributed.barrier()
-    if (kept / "sha256.txt").read_text().strip() != weights_digest(kept):
-        raise PreflightError(f"{kept} was changed after it was made: the run's initial weights are lost")
-    return kept
 
 
 def _build_agent(

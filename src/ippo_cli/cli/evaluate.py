@@ -1,14 +1,17 @@
-"""`ippo-eval`: score a run's checkpoint on held-out data."""
+"""`ippo-eval`: score a run's weights, or a Hugging Face model, on held-out data."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.help import EVAL_HELP, HELP_FLAGS
 
-OWN = {"run": "", "checkpoint": "latest"}  # keys of this command, with their defaults; all others are a run's
+if TYPE_CHECKING:
+    from ippo_cli.config.schema import Config
+
+OWN = ("run", "model", "checkpoint")  # keys of this command; all others are a run's
 
 
 def main() -> NoReturn:
@@ -25,29 +28,79 @@ def main() -> NoReturn:
 
 def _evaluate(argv: list[str]) -> None:
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.resume import saved_overrides
-    from ippo_cli.config.checks import check
-    from ippo_cli.config.errors import ConfigError, ResumeError
-    from ippo_cli.config.load import compose_node, resolve, typed
+    from ippo_cli.config.errors import ConfigError
 
-    own = dict(OWN)
+    own: dict[str, str] = {}
     overrides: list[str] = []
     for text in arguments(argv):
         key, found, value = text.partition("=")
-        if key in own and found:
+        if key in OWN and found:
             own[key] = value
         else:
             overrides.append(text)
-    if not own["run"]:
-        raise ConfigError("run=", "is missing", "give a run's folder: ippo-eval run=outputs/NAME/DATE-ID")
-    folder = Path(own["run"]).absolute()
+    if bool(own.get("run")) == bool(own.get("model")):
+        given = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
+        raise ConfigError(f"run={own.get('run', '')}", given,
+                          "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH"
+                          )  # fmt: skip
+    if own.get("run"):
+        _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
+        return
+    if "checkpoint" in own:
+        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
+    _evaluate_model(own["model"], overrides)
+
+
+def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
+    from ippo_cli.cli.resume import saved_overrides
+    from ippo_cli.config.errors import ResumeError
+
+    folder = Path(run).absolute()
     if not (folder / "config.yaml").is_file():
-        raise ResumeError(f"run={own['run']}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
-    config = typed(resolve(compose_node([*saved_overrides(folder), *overrides])))
-    check(config, 1)
+        raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+    config = _composed([*saved_overrides(folder), *overrides], overrides, of_model=False)
+    if any(text.startswith("task.eval_size=") for text in overrides):
+        _refuse_trained_examples(config, folder)
     from ippo_cli.training.evaluate_run import evaluate_run
 
-    evaluate_run(config, folder, own["checkpoint"], overrides)
+    evaluate_run(config, folder, checkpoint, overrides)
+
+
+def _evaluate_model(model: str, overrides: list[str]) -> None:
+    from ippo_cli.cli.arguments import arguments
+
+    chosen = ["actor=full", *arguments([f"actor.model={model}"])]
+    config = _composed([*chosen, *overrides], overrides, of_model=True)
+    from ippo_cli.training.evaluate_run import evaluate_model
+
+    evaluate_model(config, [*chosen[1:], *overrides])
+
+
+def _composed(composed: list[str], typed_now: list[str], *, of_model: bool) -> Config:
+    """The configuration of these overrides, of which those typed now must have an effect."""
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.evaluation import refuse_without_effect
+    from ippo_cli.config.load import compose_node, resolve, typed
+
+    node = compose_node(composed)  # first: what is no key at all is told as such
+    refuse_without_effect(typed_now, of_model=of_model)
+    config = typed(resolve(node))
+    check(config, 1, training=False)
+    return config
+
+
+def _refuse_trained_examples(config: Config, folder: Path) -> None:
+    """Of generated examples the first ones are held out, and the run was trained on those that follow."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.load import from_yaml
+    from ippo_cli.config.schema import JsonlConfig
+
+    task, trained = config.task, from_yaml(folder / "config.yaml").task
+    if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
+        return
+    if task.eval_size > trained.eval_size:  # type: ignore[attr-defined]
+        raise ConfigError(f"task.eval_size={task.eval_size}", "would reach into what the run was trained on",
+                          f"use at most {trained.eval_size}")  # type: ignore[attr-defined] # fmt: skip
 
 
 if __name__ == "__main__":

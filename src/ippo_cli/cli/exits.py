@@ -13,7 +13,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError
+from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, StorageError, disk_is_full, storage_failure
 
 MAX_LINES = 12
 WIDTH = 110
@@ -47,7 +47,9 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
         return INTERRUPTED
     except SystemExit as leaving:  # Hydra and argparse leave this way
         return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
-    except Exception:
+    except Exception as error:
+        if disk_is_full(error):
+            return _tell(StorageError(f"a file cannot be written ({storage_failure(error)})"))
         traceback.print_exc()
         return UNEXPECTED
     return 0

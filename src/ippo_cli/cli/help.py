@@ -5,12 +5,17 @@ from pathlib import Path
 HELP_FLAGS = ("-h", "--help")
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
-ippo-eval: score a run's checkpoint on the task's held-out data, sampled and greedy.
+ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sampled and greedy.
 
-  ippo-eval run=outputs/default/RUN                    the newest checkpoint
-  ippo-eval run=outputs/default/RUN checkpoint=best    the best one; or an iteration's number
+  ippo-eval run=outputs/default/RUN                      the newest checkpoint
+  ippo-eval run=outputs/default/RUN checkpoint=best      or latest, initial (before training), an iteration's number
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
+  ippo-eval model=PATH task=sorting_solo                 a Hugging Face folder or hub id, for every agent of the task
+  ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"' actor.dtype=fp32
+  ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
-Any other key=value changes the run's configuration for this evaluation. The scores are printed and written to
-evaluations/ in the run's folder, with these changes, under a name that differs where they do.
+Other keys change the configuration for this evaluation: task, reward, evaluation.seed and .greedy, how responses are
+sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.device. What can have no effect is refused.
+The scores are printed and written, with what was evaluated and these changes, to evaluations/ in the run's folder, or
+for model= in output_dir, under a name that differs where they do.
 """

@@ -64,11 +64,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
-def check(config: Config, world_size: int) -> None:
-    """Raise `ConfigError` for the first rule that the configuration breaks."""
+def check(config: Config, world_size: int, *, training: bool = True) -> None:
+    """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
     _check_ranges(config)
     _check_run(config)
-    _check_agents(config)
+    _check_agents(config, training=training)
     _check_rollout(config, world_size)
     check_algorithm(config)
     _check_deepspeed(config)
@@ -120,7 +120,7 @@ def _check_run(config: Config) -> None:
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 
 
-def _check_agents(config: Config) -> None:
+def _check_agents(config: Config, *, training: bool) -> None:
     if not config.task.agents:
         raise ConfigError("task.agents={}", "names nobody", "name at least one agent in the task file")
     mode, _, metric = config.task.headline.partition("/")
@@ -137,7 +137,7 @@ def _check_agents(config: Config) -> None:
         raise ConfigError(f"task.length={task.length}", f"is more than the {len(set(task.alphabet))} letters there are",
                           "shorten it, or lengthen task.alphabet")  # fmt: skip
     if isinstance(task, JsonlConfig):
-        for key in ("train", "eval"):
+        for key in ("train", "eval") if training else ("eval",):
             if getattr(task, key) is None:
                 raise ConfigError(f"task.{key}=null", "names no data",
                                   f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id")  # fmt: skip

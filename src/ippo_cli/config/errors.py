@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class IppoError(Exception):
     """A failure that users are told about in one block, without a traceback."""
 
     exit_code = 1
     told = False  # whether another rank tells of it
+
+    def __reduce__(self) -> tuple[Callable[..., IppoError], tuple[type[IppoError], str]]:
+        return _with_message, (type(self), str(self))  # between ranks, whatever the arguments of its kind are
+
+
+def _with_message(kind: type[IppoError], message: str) -> IppoError:
+    return kind.__new__(kind, message)
 
 
 class ConfigError(IppoError):
@@ -38,7 +51,7 @@ class RewardError(IppoError):
 
 
 class StorageError(IppoError):
-    """Checkpoints cannot be written."""
+    """The run's files cannot be written."""
 
     exit_code = 13
 
@@ -69,3 +82,41 @@ class PreemptionRequested(BaseException):
 
 INTERRUPTED = 130  # Ctrl-C
 UNEXPECTED = 1
+
+
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Raise `StorageError` where a file cannot be written; `what` says which."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, IppoError) or (reason := storage_failure(error)) is None:
+            raise
+        raise StorageError(f"{what} cannot be written ({reason})") from error
+
+
+def storage_failure(error: BaseException) -> str | None:
+    """The operating system's words where a file could not be written or read; None for any other failure.
+
+    `torch.save` raises a RuntimeError in the place of its OSError, and safetensors and tokenizers have kinds of their
+    own, which quote the system.
+    """
+    cause = system_error(error)
+    if cause is not None:
+        return f"{cause.strerror}: {cause.filename}" if cause.filename else str(cause.strerror)
+    text = " ".join(str(error).split())
+    return text if "(os error " in text else None
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether there was no room for a file."""
+    cause = system_error(error)
+    return cause.errno in FULL if cause is not None else any(f"(os error {code})" in str(error) for code in FULL)
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The OSError of the operating system that an exception is, or was raised for."""
+    link: BaseException | None = error
+    while link is not None and not (isinstance(link, OSError) and link.errno is not None):
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return link

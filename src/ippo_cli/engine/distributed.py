@@ -11,17 +11,19 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +288,27 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     box = [obj]
     dist.broadcast_object_list(box, src=src)
     return box[0]
+
+
+def on_main(work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, on every rank. What it raises there every rank raises: none waits for it alone."""
+    if world_size() == 1:
+        return work()
+    result: T | None = None
+    error: Exception | None = None
+    if is_main():
+        try:
+            result = work()
+        except Exception as raised:  # once the others know
+            error = raised
+    known = error if error is None or isinstance(error, IppoError) else RuntimeError(f"rank 0: {error!r}")
+    result, told = broadcast_object((result, known))
+    if error is not None:
+        raise error
+    if told is not None:
+        told.told = True
+        raise told
+    return result  # type: ignore[return-value]
 
 
 def gather_objects(obj: Any) -> list[Any]:

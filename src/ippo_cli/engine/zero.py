@@ -178,21 +178,27 @@ class Engine:
             result[name] = copies[id(tensor)]
         return result if distributed.is_main() else None
 
-    def save(self, folder: Path | str) -> None:
-        """Writes this engine's shards below `folder`, flushed to the disk. Collective.
+    def save(self, folder: Path | str) -> list[Path]:
+        """Writes this engine's shards below `folder`, flushed to the disk; the files that this rank wrote. Collective.
 
         The parameters of the param groups, the module's buffers and the optimizer's state; frozen parameters are the
-        caller's to build again. An OSError is raised only where writing failed, after all ranks are through:
-        `gather_objects` can tell the others.
+        caller's to build again. What goes wrong with a file is raised only where it did, after all ranks are through:
+        `gather_objects` can tell the others. It need be no OSError: `torch.save` has kinds of its own.
         """
         folder = Path(folder)
-        failures: list[OSError] = []
-        (folder / TAG).mkdir(parents=True, exist_ok=True)
-        self._ds.checkpoint_engine.save = lambda state_dict, path: _write(state_dict, path, failures)
-        self._loadable = False
-        self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
+        written: list[Path] = []
+        failures: list[Exception] = []
+        try:
+            (folder / TAG).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            failures.append(error)
+        if not distributed.any_rank(bool(failures)):  # a rank that left here would be waited for in what follows
+            self._ds.checkpoint_engine.save = lambda state_dict, path: _write(state_dict, path, written, failures)
+            self._loadable = False
+            self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
         if failures:
             raise failures[0]
+        return written
 
     def load(self, folder: Path | str) -> None:
         """Takes up what `save` wrote, with the same world size; only on an engine that has not saved yet. Collective.
@@ -342,14 +348,15 @@ def _lifted(handles: list[Any]) -> Iterator[None]:
             table.update(now)
 
 
-def _write(state: dict[str, Any], path: str, failures: list[OSError]) -> None:
+def _write(state: dict[str, Any], path: str, written: list[Path], failures: list[Exception]) -> None:
     """Writes one file down to the disk; keeps the failure, since the other ranks wait for this one at a barrier."""
     try:
         with open(path, "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+        written.append(Path(path))
+    except Exception as error:  # on a full disk torch raises a RuntimeError in the place of the OSError
         failures.append(error)
 
 

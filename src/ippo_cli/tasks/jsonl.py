@@ -18,10 +18,15 @@ READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """Training and held-out rows. The order is the file's; shuffling is the prompt stream's."""
     train = _read("task.train", config.train, config.data_config, config.train_split, config.train_size)
-    held_out = _read("task.eval", config.eval, config.data_config, config.eval_split, config.eval_size)
     _refuse_nulls(f"task.train={config.train}", train, config)
+    return train, held_out_rows(config)
+
+
+def held_out_rows(config: JsonlConfig) -> Sequence[Example]:
+    """Held-out rows alone."""
+    held_out = _read("task.eval", config.eval, config.data_config, config.eval_split, config.eval_size)
     _refuse_nulls(f"task.eval={config.eval}", held_out, config)
-    return train, held_out
+    return held_out
 
 
 def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:

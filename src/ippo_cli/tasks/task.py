@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import TaskConfig, TaskKind
-from ippo_cli.tasks.jsonl import jsonl_examples
+from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
+from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.probes import grid_examples, letters_examples
 from ippo_cli.tasks.prompts import fill
 from ippo_cli.tasks.sorting import sorting_examples
@@ -32,8 +32,19 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
 def load_task(config: TaskConfig, seed: int) -> Task:
     """Read or generate the examples of a task; every agent's templates are tried on the first ones."""
     train, held_out = SOURCES[config.kind](config, seed)
+    _try_templates(config, (train[0], held_out[0]))
+    return Task(train=train, held_out=held_out)
+
+
+def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
+    """The held-out examples of a task, for which files of training examples are not looked at."""
+    held_out = held_out_rows(config) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
+    _try_templates(config, (held_out[0],))
+    return held_out
+
+
+def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for name, agent in config.agents.items():
         for leaf, template in (("template", agent.template), ("answer", agent.answer)):
-            for example in (train[0], held_out[0]):
+            for example in examples:
                 fill(template or "", example, f"task.agents.{name}.{leaf}")
-    return Task(train=train, held_out=held_out)

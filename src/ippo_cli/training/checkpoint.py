@@ -1,7 +1,8 @@
 """Checkpoints: one folder per saved iteration, complete or absent, verified before it is loaded.
 
-All ranks write into `step_N.tmp`; rank 0 lists every file with its size and sha256 in `manifest.json` and renames the
-folder; the pointer follows, and only then are older checkpoints removed. A folder without a manifest is no checkpoint.
+All ranks write into `step_N.tmp` and report what they wrote, with sizes and sha256. Rank 0 makes sure that it sees all
+of it, lists it in `manifest.json` and renames the folder; the pointer follows, and only then are older checkpoints
+removed. A folder without a manifest is no checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,26 +22,32 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors import SafetensorError
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.targets import Algorithm
-from ippo_cli.config.errors import ResumeError, StorageError
+from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.critic import ValueModel
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.folder import (
+    LISTING_S,
     MANIFEST,
     all_checkpoints,
     refuse_other_world_size,
     step_name,
+    warn,
     write_atomically,
 )
 from ippo_cli.training.run import RunState
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
+ADAM_BYTES = 8  # two float32 moments
+INITIAL = "initial"  # what `best.json` names while no iteration was better than none
+
+Listing = dict[str, dict[str, Any]]
+"""`bytes` and `sha256` of files by their names in the checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +56,7 @@ class Progress:
 
     iteration: int = 0  # updates that are done
     row: dict[str, float] | None = None  # metrics of that iteration, while its evaluation and logging are still to come
-    metrics_bytes: int = 0  # of metrics.jsonl that belong to this state
+    metrics_bytes: int | None = 0  # of metrics.jsonl that belong to this state; None while rows of it are not written
 
 
 @dataclass(kw_only=True)
@@ -71,11 +79,30 @@ class Checkpoints:
         self.config = config
         self._failures = 0
         self._saved: int | None = None
-        if distributed.is_main():
+        distributed.on_main(self._prepare)
+
+    def _prepare(self) -> None:
+        with storing(str(self.folder)):
             self.folder.mkdir(exist_ok=True)
             for stale in self.folder.glob("*.tmp"):  # left by a run that died while saving
                 shutil.rmtree(stale)
-        distributed.barrier()
+
+    def refuse_too_little_room(self, size: int, num_iterations: int) -> None:
+        """Raise `PreflightError` on a disk that cannot hold the checkpoints of `size` bytes that will lie there at
+        once: those kept, and the one that is being written; warn where there is none for the best one beside them."""
+        distributed.on_main(lambda: self._refuse_too_little_room(size, num_iterations))
+
+    def _refuse_too_little_room(self, size: int, num_iterations: int) -> None:
+        every, there = self.config.every, len(all_checkpoints(self.folder))
+        planned = there + (-(-num_iterations // every) if every else 1)
+        most = min(planned, self.config.keep + 1) - min(there, self.config.keep)
+        free = shutil.disk_usage(self.folder).free
+        told = f"{self.folder}: a checkpoint has about {_mib(size)}, {_mib(free)} are free, and"
+        if free < most * size:
+            raise PreflightError(f"{told} {most} will lie there at once; make room, use another output_dir=, or save "
+                                 f"less often than checkpoint.every={every}")  # fmt: skip
+        if self.config.best and free < (most + 1) * size:
+            warn(f"{told} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)")
 
     def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
         """Whether a checkpoint is wanted after this many iterations, or because they were the best so far."""
@@ -89,11 +116,12 @@ class Checkpoints:
         if self._saved != iteration:
             final = self.folder / step_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
-            failures = self._write(state, temporary)
-            failures = [failure for rank in distributed.gather_objects(failures) for failure in rank]
+            reports = distributed.gather_objects(self._write(state, temporary))
+            failures = [failure for report in reports for failure in report[0]]
             if not failures and distributed.is_main():
                 with noting(failures):
-                    commit(temporary, final)
+                    await_files(temporary, [wrote for _, wrote in reports])
+                    commit(temporary, final, {name: entry for _, wrote in reports for name, entry in wrote.items()})
             failures = distributed.broadcast_object(failures)
             if failures:
                 self._give_up(temporary, failures[0])
@@ -102,16 +130,22 @@ class Checkpoints:
         if distributed.is_main():
             failures = []
             with noting(failures):
-                self._point(iteration, best=best)
+                self._point(step_name(iteration), best=best)
                 self._prune()
             if failures:  # the checkpoint is there: pointers are a convenience, and old ones go the next time
-                print(f"warning: {self.folder} could not be tidied ({failures[0]})", flush=True)
+                warn(f"{self.folder} could not be tidied ({failures[0]})")
         distributed.barrier()
         return True
 
+    def initial_is_best(self) -> None:
+        """Let `best.json` name the weights before training, until an iteration is better."""
+        if distributed.is_main() and self.config.best:
+            with noting([]):  # a pointer is a convenience
+                _write_pointer(self.folder, "best", INITIAL)
+
     def load(self, state: State) -> Path:
         """Restore the newest intact checkpoint into freshly built agents. Raises `ResumeError` where there is none."""
-        found = distributed.broadcast_object(newest_intact(self.folder) if distributed.is_main() else None)
+        found = distributed.on_main(lambda: newest_intact(self.folder))
         if found is None:
             raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
         stored = json.loads((found / "state.json").read_text())
@@ -132,40 +166,51 @@ class Checkpoints:
         self._saved = state.progress.iteration
         return found
 
-    def _write(self, state: State, temporary: Path) -> list[str]:
-        """Write this rank's part; what went wrong. Whatever fails, a rank goes on: the others wait for its part."""
+    def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
+        """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
         failures: list[str] = []
+        written: list[Path] = []
         if distributed.is_main():
+            if state.progress.metrics_bytes is None:
+                failures.append("no room for rows of metrics.jsonl")
             with noting(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
         if any(distributed.gather_objects(failures)):
-            return failures
+            return failures, {}
         for name, agent in state.agents.items():
             for learner in agent.learners:
                 with noting(failures):
-                    learner.engine.save(temporary / name / f"engine_{learner.role}")
-            save_for_loading(agent, temporary / name, failures)
+                    written += learner.engine.save(temporary / name / f"engine_{learner.role}")
+            written += save_for_loading(agent, temporary / name, failures)
         with noting(failures):
-            (temporary / f"rng_rank_{distributed.rank()}.json").write_text(json.dumps(state.rng))
+            temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
+            written.append(temporary / f"rng_rank_{distributed.rank()}.json")
+            written[-1].write_text(json.dumps(state.rng))
             if distributed.is_main():
-                (temporary / "state.json").write_text(json.dumps(_stored(state), indent=1))
-        return failures
+                written.append(temporary / "state.json")
+                written[-1].write_text(json.dumps(_stored(state), indent=1))
+        listed: Listing = {}
+        if not failures:
+            with noting(failures):
+                listed = listing(temporary, written)
+        return failures, listed
 
     def _give_up(self, temporary: Path, reason: str) -> None:
-        if distributed.is_main():
-            shutil.rmtree(temporary, ignore_errors=True)
-            print(f"warning: checkpoint not saved ({reason}); training goes on", flush=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # by every rank: they may not see each other's files
+        distributed.barrier()
         self._failures += 1
         if self._failures >= MAX_FAILURES_IN_A_ROW:
             raise StorageError(f"{self._failures} checkpoints in a row could not be saved ({reason})")
+        if distributed.is_main():
+            warn(f"checkpoint not saved ({reason}); training goes on")
 
-    def _point(self, iteration: int, *, best: bool) -> None:
-        write_atomically(self.folder / "latest.json", json.dumps({"checkpoint": step_name(iteration)}) + "\n")
+    def _point(self, checkpoint: str, *, best: bool) -> None:
+        _write_pointer(self.folder, "latest", checkpoint)
         if not self.config.best:  # nothing keeps the one that it named before a resume
             (self.folder / "best.json").unlink(missing_ok=True)
         elif best:
-            write_atomically(self.folder / "best.json", json.dumps({"checkpoint": step_name(iteration)}) + "\n")
+            _write_pointer(self.folder, "best", checkpoint)
         sync_folder(self.folder)
 
     def _prune(self) -> None:
@@ -217,17 +262,54 @@ def damaged(path: Path) -> str | None:
     return None
 
 
-def commit(temporary: Path, final: Path) -> None:
-    """List and sync every file, then give the folder its name."""
-    files = sorted(file for file in temporary.rglob("*") if file.is_file())
+def listing(folder: Path, files: Iterable[Path]) -> Listing:
+    """Sizes and sha256 of files that this rank wrote below the folder, which are flushed to the disk."""
+    listed: Listing = {}
     for file in files:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
-    listed = {
-        str(file.relative_to(temporary)): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
-    }
-    write_atomically(temporary / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": listed}, indent=1))
-    for folder in {temporary, *(file.parent for file in files)}:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            listed[str(file.relative_to(folder))] = {"bytes": handle.tell(), "sha256": digest}
+    return listed
+
+
+def await_files(folder: Path, wrote: Sequence[Listing]) -> None:
+    """Wait a moment until this rank sees what each rank wrote, in its size. Raises `StorageError` where it does not.
+
+    A network's file system may be late; a folder that is another one on another machine never shows anything.
+    """
+    deadline = time.monotonic() + LISTING_S
+    while absent := list(_absent(folder, wrote)):
+        if time.monotonic() > deadline:
+            rank, name = absent[0]
+            more = f" and {len(absent) - 1} more files" if len(absent) > 1 else ""
+            raise StorageError(
+                f"rank {rank} wrote {name}{more}, and rank 0 does not see it; checkpoints need a folder that all ranks "
+                "share"
+            )
+        time.sleep(0.1)
+    present = {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
+    if others := sorted(present.difference(*wrote)):
+        raise StorageError(f"{folder} has files that no rank wrote: " + " ".join(others[:3]))
+
+
+def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]:
+    """Files that cannot be opened here with the size that their rank reports; opening asks the server anew."""
+    for rank, listed in enumerate(wrote):
+        for name, entry in listed.items():
+            try:
+                with (folder / name).open("rb") as file:
+                    if os.fstat(file.fileno()).st_size == entry["bytes"]:
+                        continue
+            except OSError:
+                pass
+            yield rank, name
+
+
+def commit(temporary: Path, final: Path, files: Listing) -> None:
+    """List the files, which lie on the disk, and give the folder its name."""
+    write_atomically(temporary / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": files}, indent=1))
+    for folder in {temporary, *((temporary / name).parent for name in files)}:
         sync_folder(folder)
     if final.exists():  # a damaged one of the same iteration that was passed over on resume
         shutil.rmtree(final)
@@ -249,12 +331,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> None:
-    """`actor/` and `critic/` as `from_pretrained` reads them, written by rank 0 from weights of all ranks."""
+def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> list[Path]:
+    """`actor/` and `critic/` as `from_pretrained` reads them, written by rank 0 from all ranks' weights; its files."""
     weights = agent.actor.engine.full_state_dict()
     critic_weights = agent.critic.engine.full_state_dict() if agent.critic is not None else None
     if weights is None:
-        return
+        return []
     policy = agent.actor.engine.module
     with noting(failures):
         policy.lm.save_pretrained(folder / "actor", state_dict=below("lm.", weights))
@@ -265,17 +347,33 @@ def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> None:
             agent.tokenizer.save_pretrained(folder / "critic")
         elif policy.value_head is not None:
             policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+    return [file for part in ("actor", "critic") for file in (folder / part).rglob("*") if file.is_file()]
+
+
+def checkpoint_bytes(agents: Mapping[str, Agent]) -> int:
+    """About what a checkpoint of them takes: weights twice, for the engine and for `from_pretrained`, and the
+    optimizer's state with the float32 weights of what is trained in less."""
+    total = 0
+    for agent in agents.values():
+        for learner in agent.learners:
+            for parameter in learner.engine.module.parameters():
+                width = parameter.element_size()
+                size = getattr(parameter, "ds_numel", parameter.numel())  # at stage 3 a rank holds a part
+                total += size * (2 * width + ADAM_BYTES + (4 if width < 4 else 0))
+    return total
 
 
 @contextmanager
 def noting(failures: list[str]) -> Iterator[None]:
-    """Keep what went wrong with a file, and go on."""
+    """Keep what went wrong while saving, and go on: torch, safetensors and tokenizers each have errors of their own
+    for a full disk, and whatever it was, the other ranks wait for this one."""
     try:
         yield
-    except OSError as error:
-        failures.append(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
-    except SafetensorError as error:  # how safetensors tells of a full disk
-        failures.append(str(error))
+    except Exception as error:
+        words = (
+            str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        )
+        failures.append(storage_failure(error) or words)
 
 
 def below(prefix: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -308,6 +406,14 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch"])), dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["cuda"])), dtype=torch.uint8))
+
+
+def _write_pointer(folder: Path, name: str, checkpoint: str) -> None:
+    write_atomically(folder / f"{name}.json", json.dumps({"checkpoint": checkpoint}) + "\n")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def _stored(state: State) -> dict[str, Any]:

@@ -1,96 +1,174 @@
-"""Evaluating a finished or running run's checkpoint: the same code as during training, on the saved weights."""
+"""Evaluating a run's weights, or a Hugging Face model: the same code as during training, on held-out data alone."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ippo_cli.agents.agent import Loaded
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.agents.initial import description, read_record, record_file, verified
+from ippo_cli.config.errors import ConfigError, ResumeError, storing
 from ippo_cli.config.schema import Config, JsonlConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.collect import collect, context_limit
 from ippo_cli.tasks.prompts import PromptStream
-from ippo_cli.tasks.task import load_task
-from ippo_cli.training.checkpoint import damaged, newest_intact, pointed
+from ippo_cli.tasks.task import Task, load_held_out
+from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
-from ippo_cli.training.folder import all_checkpoints, write_atomically
+from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
 
+Record = dict[str, Any]
+"""What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files."""
 
-def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> None:
-    """Score a checkpoint (`latest`, `best`, or an iteration's number) of a run on the task's held-out data.
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Whose weights are evaluated: by agent, under a name that says which they are."""
+
+    name: str
+    models: dict[str, Record]
+    told: dict[str, Any]  # what the result says of them beside
+
+
+def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> Path:
+    """Score a run's weights (`latest`, `best`, `initial`, or an iteration's number) on the task's held-out data.
 
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
-    configuration another one for this evaluation.
+    configuration another one for this evaluation. Returns the file.
     """
-    found = find_checkpoint(folder, checkpoint)
+    return _evaluate(config, find_weights(folder, checkpoint, list(config.task.agents)), folder, overrides)
+
+
+def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
+    """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
+    actors = {name: agent.actor for name, agent in config.task.agents.items()}
+    models = {name: description(str(actor.model), actor.revision) for name, actor in actors.items()}
+    name = Path(next(iter(models.values()))["model"]).name
+    task = {"task": config.task.kind.value, "seed": config.seed}
+    subject = Subject(name=name, models=models, told=task)
+    identity = [*overrides, json.dumps([task, models], sort_keys=True)]  # equal names of other models are others
+    return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
+
+
+def _evaluate(
+    config: Config, subject: Subject, root: Path, overrides: Sequence[str], identity: Sequence[str] | None = None
+) -> Path:
     device = prepare_process(config)
     try:
         speakers = {}
         for name, agent in config.task.agents.items():
-            weights = str(found / name / "actor")
-            policy = Policy(load_causal_lm(weights, None, agent.actor.dtype)).to(device).eval()
-            speakers[name] = Loaded(name=name, tokenizer=load_tokenizer(weights, None), policy=policy)
-        task = load_task(config.task, config.seed)
+            record = subject.models[name]
+            policy = Policy(load_causal_lm(record["model"], record["commit"], agent.actor.dtype)).to(device).eval()
+            tokenizer = load_tokenizer(record["model"], record["commit"])
+            speakers[name] = Loaded(name=name, tokenizer=tokenizer, policy=policy)
+        held_out = load_held_out(config.task, config.seed)
         prompts = PromptStream(
-            task.train, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
+            held_out, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
             seed=config.seed, prompts_per_iteration=1, num_generations=1,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
         )  # fmt: skip
+        contexts = {name: context_limit(speaker.policy.lm.config, config.rollout) for name, speaker in speakers.items()}
+        prompts.refuse_too_long(enumerate(held_out), "the held-out data", contexts)
         with Console(config.tracker.console, list(speakers)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
                     speakers, batch, config.rollout, seed=config.evaluation.seed, purpose="evaluation", greedy=greedy,
                     poll=lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
                 ),
-                prompts, task, build_reward(config.reward, config.task.agents), config,
+                prompts, Task(train=(), held_out=held_out), build_reward(config.reward, config.task.agents), config,
             )  # fmt: skip
             console.samples(result.samples[: config.tracker.samples])
-            target = folder / "evaluations" / file_name(found.name, config.evaluation.seed, overrides)
-            target.parent.mkdir(exist_ok=True)
-            record = {"checkpoint": found.name, "overrides": list(overrides), **result.metrics}
-            write_atomically(target, json.dumps(record, indent=1) + "\n")
-            console.say(f"{found.name}: held-out score {result.metrics[config.task.headline]:.3f} "
-                        f"({config.task.headline}, {len(task.held_out)} rows)")  # fmt: skip
+            headline = config.task.headline
+            record = {
+                **subject.told, "models": subject.models, "overrides": list(overrides), "rows": len(held_out),
+                "headline": headline, "score": result.metrics[headline], **result.metrics,
+            }  # fmt: skip
+            target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
+            distributed.on_main(lambda: _write(target, record))
+            console.say(f"{subject.name}: held-out score {record['score']:.3f} ({headline}, {len(held_out)} rows)")
             for key, value in result.metrics.items():
                 console.say(f"  {key:<40} {value:.4f}")
             console.say(f"written to {target}")
     finally:
         distributed.shutdown()
+    return target
 
 
-def file_name(checkpoint: str, seed: int, overrides: Sequence[str]) -> str:
-    """Of an evaluation's scores: the same for the same evaluation. The seed is readable, other overrides are hashed."""
-    others = [text for text in overrides if not text.startswith("evaluation.seed=")]
+def _write(target: Path, record: dict[str, Any]) -> None:
+    with storing(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, json.dumps(record, indent=1) + "\n")
+
+
+def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
+    """Of an evaluation's scores: the same for the same evaluation. The seed is readable, all else is hashed."""
+    others = [text for text in identity if not text.startswith("evaluation.seed=")]
     digest = f"-{hashlib.sha256(json.dumps(others).encode()).hexdigest()[:8]}" if others else ""
-    return f"{checkpoint}-seed{seed}{digest}.json"
+    return f"{weights}-seed{seed}{digest}.json"
 
 
-def find_checkpoint(folder: Path, checkpoint: str) -> Path:
-    """The named checkpoint, checked against its manifest. Raises `ConfigError` or `ResumeError`."""
+def find_weights(folder: Path, checkpoint: str, agents: Sequence[str]) -> Subject:
+    """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`."""
+    iteration = _best_iteration(folder) if checkpoint == "best" else None
+    if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
+        models = {name: _initial_model(folder, name) for name in agents}
+        return Subject(name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0})
+    found = _find_checkpoint(folder, checkpoint, iteration)
+    listed = json.loads((found / MANIFEST).read_text())["files"]
+    models: dict[str, Record] = {}
+    for name in agents:
+        place = f"{name}/actor/"
+        digests = {
+            file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
+        }
+        if not digests:
+            there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
+            raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
+        models[name] = {"model": str(found / name / "actor"), "commit": None, "sha256": digests}
+    told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
+    return Subject(name=found.name, models=models, told=told)
+
+
+def _initial_model(folder: Path, agent: str) -> Record:
+    """What an agent of the run began with: the run's own copy, or the model that it was loaded from."""
+    record = read_record(record_file(folder, agent))
+    own = folder / INITIAL / agent
+    return verified(own, record) | {"model": str(own)} if own.is_dir() else verified(record["model"], record)
+
+
+def _best_iteration(folder: Path) -> int:
+    """The iteration with the best evaluation so far, 0 for the weights before training."""
+    try:
+        return int(json.loads((folder / "run.json").read_text())["evaluation"]["best"]["iteration"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(
+            f"run={folder}: run.json tells of no evaluation ({error!r}); use checkpoint=latest"
+        ) from error
+
+
+def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Path:
+    """The checkpoint after an iteration, or the newest one."""
     root = folder / "checkpoints"
-    if checkpoint == "latest":
-        found = newest_intact(root)
-    elif checkpoint == "best":
-        found = pointed(root, "best")
-    elif checkpoint.isdigit():
-        found = next((path for path in all_checkpoints(root) if int(path.name.split("_")[1]) == int(checkpoint)), None)
-    else:
-        raise ConfigError(f"checkpoint={checkpoint}", "is not known", "use latest, best or an iteration's number")
+    if iteration is None and checkpoint != "latest":
+        if not checkpoint.isdigit():
+            raise ConfigError(f"checkpoint={checkpoint}", "is not known",
+                              "use latest, best, initial or an iteration's number")  # fmt: skip
+        iteration = int(checkpoint)
+    there = {int(path.name.split("_")[1]): path for path in all_checkpoints(root)}
+    found = newest_intact(root) if iteration is None else there.get(iteration)
     if found is None:
-        if checkpoint == "best" and (root / "latest.json").is_file() and not (root / "best.json").is_file():
-            raise ResumeError(f"run={folder}: no evaluation was better than the one before training, so the best "
-                              "weights are those it began with, or checkpoint.best=false kept none; "
-                              "use checkpoint=latest")  # fmt: skip
-        there = " ".join(str(int(path.name.split("_")[1])) for path in all_checkpoints(root)) or "none"
-        raise ResumeError(f"run={folder}: there is no intact checkpoint={checkpoint}; those there: {there}")
-    if (damage := damaged(found)) is not None:
+        numbers = " ".join(map(str, there)) or "none"
+        which = f"best, which is iteration {iteration}" if checkpoint == "best" else checkpoint
+        raise ResumeError(f"run={folder}: there is no intact checkpoint={which}; those there: {numbers}, and initial")
+    if iteration is not None and (damage := damaged(found)) is not None:
         raise ResumeError(f"{found} is damaged ({damage}); use another checkpoint")
     return found

@@ -16,12 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from ippo_cli.config.errors import ResumeError, StorageError
+from ippo_cli.config.errors import ResumeError, StorageError, storing
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
 MANIFEST = "manifest.json"
 NEXT = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
+LISTING_S = 15.0  # how long a file system may take to show one rank what another one has written
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
@@ -40,13 +41,39 @@ def reserve_folder(root: Path) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step, so that no reader ever sees half of it."""
+    """Replace a small file in one step, so that no reader ever sees half of it; where that fails nothing changes."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def overwrite(path: Path, text: str) -> None:
+    """Write a small file into the room that it already has: on a full disk this works where nothing else does.
+
+    Raises OSError, and changes nothing, where the text needs more.
+    """
+    data = text.encode()
+    with path.open("r+b") as file:
+        if len(data) > os.fstat(file.fileno()).st_size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, len(data))
+        file.write(data)
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+
+def warn(text: str) -> None:
+    """A line about what went wrong and is lived with; what is printed may go to a full disk as well."""
+    with suppress(OSError):
+        print(f"warning: {text}", flush=True)
 
 
 def start_files(
@@ -56,17 +83,19 @@ def start_files(
 
     Of a resumed run the first two are valid only from `take_effect` on: a resume that fails changes nothing.
     """
-    write_atomically(config_file(folder, resumed=resumed), config_yaml)
-    write_atomically(folder / f"overrides.json{NEXT if resumed else ''}", json.dumps(list(overrides), indent=1) + "\n")
-    with (folder / "command.txt").open("a") as file:
-        file.write(shlex.join(command) + "\n")
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version(name) for name in PACKAGES},
         "processes": distributed_environment(),
     }
-    write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
+    of_resume = NEXT if resumed else ""
+    with storing(str(folder)):
+        write_atomically(config_file(folder, resumed=resumed), config_yaml)
+        write_atomically(folder / f"overrides.json{of_resume}", json.dumps(list(overrides), indent=1) + "\n")
+        with (folder / "command.txt").open("a") as file:
+            file.write(shlex.join(command) + "\n")
+        write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
 
 
 def config_file(folder: Path, *, resumed: bool) -> Path:
@@ -89,7 +118,8 @@ def distributed_environment() -> dict[str, str]:
 
 def lock(folder: Path, *, shared: bool = False) -> IO[str]:
     """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
-    file = (folder / "run.lock").open("a")
+    with storing(str(folder)):
+        file = (folder / "run.lock").open("a")
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
@@ -106,6 +136,14 @@ def in_use(folder: Path) -> bool:
     except ResumeError:
         return True
     return False
+
+
+def comes_in_sight(folder: Path) -> bool:
+    """Whether this process sees a folder that another one has made, at once or in a moment."""
+    deadline = time.monotonic() + LISTING_S
+    while not (there := folder.is_dir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return there
 
 
 def run_folders(root: Path) -> list[Path]:

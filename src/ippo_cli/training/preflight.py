@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.build import reference_pairs
+from ippo_cli.agents.initial import reference_pairs
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (

@@ -17,19 +17,20 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ippo_cli.agents.build import build_agents, initial_weights
+from ippo_cli.agents.build import build_agents
+from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
-from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError
+from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.tasks.task import Task, load_task
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, checkpoint_bytes, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.failure import error_file, fail
-from ippo_cli.training.folder import lock, reserve_folder, take_effect
+from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.preflight import (
     Material,
     device_kind,
@@ -59,8 +60,7 @@ def run_training(
         distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
         folder = _agreed_folder(config, folder, start)
         with ExitStack() as held:
-            if distributed.is_main():
-                held.enter_context(lock(folder))
+            _hold(folder, held)
             preemption = held.enter_context(PreemptionHandler())
             console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
             _train(config, folder, console, preemption, device, resumed=resumed)
@@ -106,14 +106,25 @@ def _train(
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
-    if folder is None and distributed.is_main():
-        folder = reserve_folder(Path(config.output_dir) / config.name)
-    if start is not None and distributed.is_main():
-        assert folder is not None
-        start(folder)
-    agreed = distributed.broadcast_object(folder)
-    assert agreed is not None
+    def reserved() -> Path:
+        agreed = folder or reserve_folder(Path(config.output_dir) / config.name)
+        if start is not None:
+            start(agreed)
+        return agreed
+
+    agreed = distributed.on_main(reserved)
+    if distributed.any_rank(not comes_in_sight(agreed)):
+        raise PreflightError(f"{agreed} is not there on every rank; output_dir needs a folder that all ranks share")
     return agreed
+
+
+def _hold(folder: Path, held: ExitStack) -> None:
+    """Keep other runs out of the folder."""
+
+    def hold() -> None:
+        held.enter_context(lock(folder))
+
+    distributed.on_main(hold)
 
 
 def build_trainer(
@@ -127,6 +138,8 @@ def build_trainer(
     weights = initial_weights(
         config, task, folder, lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps)
     )
+    config = pinned(config, weights, folder)
+    refuse_other_vocabularies(config, weights)
     material = read_material(config, task, weights)
     prompts = prompt_stream(config, plan, task, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
@@ -140,17 +153,24 @@ def build_trainer(
         run=run.state, rng=rng_state(),
     )  # fmt: skip
     checkpoints = Checkpoints(folder, config.checkpoint)
+    checkpoints.refuse_too_little_room(checkpoint_bytes(agents), plan.num_iterations)
     if resumed:
         found = checkpoints.load(state)
-        run.truncate_metrics(state.progress.metrics_bytes)
-        if distributed.is_main():
-            take_effect(folder)
+        distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
     console.warn(run.note(unusual_start(config, plan, prompts)))
     return Trainer(
         config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
         checkpoints=checkpoints, console=console, preemption=preemption, recent=deque(run.last_rows(WINDOW), WINDOW),
     )  # fmt: skip
+
+
+def _go_on(folder: Path, run: Run, progress: Progress) -> None:
+    """Make the folder that of the run which has been resumed."""
+    assert progress.metrics_bytes is not None  # nothing is saved before the rows are
+    with storing(str(folder)):
+        run.truncate_metrics(progress.metrics_bytes)
+        take_effect(folder)
 
 
 def _refuse_what_cannot_fit(

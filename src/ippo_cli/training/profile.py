@@ -10,8 +10,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ippo_cli.config.errors import storage_failure
 from ippo_cli.engine import distributed
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import warn, write_atomically
 
 PREFIX = "ippo/"
 """Of the ranges that the table shows: phases, and what each agent does in them."""
@@ -32,12 +33,15 @@ def profiled(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterat
         yield
     with distributed.failing_together():
         place = folder / "profile"
-        place.mkdir(exist_ok=True)
-        watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
-        if distributed.is_main():
-            table = _table(watch)
-            write_atomically(place / f"iteration_{iteration:08d}.txt", table)
-            say(f"profile of iteration {iteration}: {place}\n{table}")
+        table = _table(watch) if distributed.is_main() else ""
+        try:
+            place.mkdir(exist_ok=True)
+            watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
+            if distributed.is_main():
+                write_atomically(place / f"iteration_{iteration:08d}.txt", table)
+        except (OSError, RuntimeError) as error:  # the profiler has the second for a file that it cannot write
+            warn(f"{place} cannot be written ({storage_failure(error) or error}); training goes on")
+        say(f"profile of iteration {iteration}: {place}\n{table}")
 
 
 def _table(watch: profile) -> str:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.errors import StorageError, disk_is_full, storage_failure, storing
 from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.engine import distributed
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import overwrite, warn, write_atomically
 from ippo_cli.training.metrics import is_documented
+
+ROOM_FOR_CURVES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
 
 
 @dataclass
@@ -43,7 +49,11 @@ def state_before(folder: Path) -> RunState:
 
 
 class Run:
-    """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here."""
+    """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here.
+
+    What cannot be written while the run goes on is a warning: rows of `metrics.jsonl` and the state wait for room,
+    samples and curves are left out. It is the checkpoints that end a run whose disk stays full.
+    """
 
     def __init__(self, folder: Path, tracker: TrackerConfig, state: RunState) -> None:
         self.folder = folder
@@ -52,21 +62,29 @@ class Run:
         self._counted = time.monotonic()  # up to here time is part of `wall_seconds`
         self._wants_board = self._main and tracker.tensorboard
         self._board = None
-        if self._main:
-            (folder / "samples").mkdir(exist_ok=True)
-            self.save_state()
+        self._waiting: list[str] = []  # rows that found no room
+        self._failing: set[str] = set()  # what was warned of and has not been written since
+        distributed.on_main(self._begin)
+
+    def _begin(self) -> None:
+        with storing(str(self.folder)):
+            (self.folder / "samples").mkdir(exist_ok=True)
+            self._write_state()
 
     @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def metrics_size(self) -> int:
-        """Bytes of `metrics.jsonl` that are safely on disk."""
+    def metrics_size(self) -> int | None:
+        """Bytes of `metrics.jsonl` that are safely on disk; None while rows wait for room there."""
+        return None if self._waiting else self._written()
+
+    def _written(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int) -> None:
         """Drop rows that were written after the checkpoint that is resumed; they will be written again."""
-        if self._main and self.metrics_size() > size:
+        if self._main and self._written() > size:
             os.truncate(self.metrics_file, size)
 
     def log(self, row: Mapping[str, float]) -> None:
@@ -76,14 +94,43 @@ class Run:
         if not self._main:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        with self.metrics_file.open("a") as file:
-            file.write(json.dumps(finite, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._waiting.append(json.dumps(finite, allow_nan=False) + "\n")
+        with self._warning("metrics.jsonl"):
+            self._append()
         self.state.iterations = int(row["iteration"])
         self.save_state()
-        if self._wants_board:
-            self._draw(row)
+        if self._wants_board and ("tb/" not in self._failing or shutil.disk_usage(self.folder).free > ROOM_FOR_CURVES):
+            with self._warning("tb/"):
+                self._draw(row)
+
+    def _append(self) -> None:
+        """Write the rows that wait: all of them or none."""
+        size = self._written()
+        try:
+            with self.metrics_file.open("a") as file:
+                file.writelines(self._waiting)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.metrics_file, size)
+            raise
+        self._waiting.clear()
+
+    @contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Go on where a file cannot be written, with a line the first time until it can be again."""
+        try:
+            yield
+        except Exception as error:
+            reason = storage_failure(error)
+            if reason is None:
+                raise
+            if what not in self._failing:
+                warn(f"{self.folder}/{what} cannot be written ({reason}); training goes on")
+            self._failing.add(what)
+        else:
+            self._failing.discard(what)
 
     def last_rows(self, count: int) -> list[dict[str, float]]:
         """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
@@ -106,18 +153,24 @@ class Run:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = _quietly
             # What an earlier process drew from here on was abandoned with it.
             self._board = SummaryWriter(str(self.folder / "tb"), purge_step=int(row["iteration"]))
-        for key, value in row.items():
-            if key != "iteration":
-                self._board.add_scalar(key, value, int(row["iteration"]))
-        self._board.flush()
+        try:
+            for key, value in row.items():
+                if key != "iteration":
+                    self._board.add_scalar(key, value, int(row["iteration"]))
+            self._board.flush()
+        except Exception:
+            self._board = None  # its thread has ended; the next row begins another file
+            raise
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Model text as data: one JSON object per line, every control character escaped."""
         if self._main and rows:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
+            with self._warning("samples/"):
+                write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
 
     def evaluated(self, iteration: int, headline: str, metrics: Mapping[str, float]) -> bool:
         """Note an evaluation; True where it is the best one so far."""
@@ -132,14 +185,49 @@ class Run:
         return improved
 
     def finish(self, state: str, error: str | None = None) -> None:
-        """Say how the run ended."""
+        """Say how the run ended. Raises `StorageError` only where it is done and that, or a row, cannot be written."""
         self.state.state, self.state.error = state, error
-        self.save_state()
+        if self._waiting:
+            with self._warning("metrics.jsonl"):
+                self._append()
+        self.save_state(last=True)
         if self._board is not None:
-            self._board.close()
+            with self._warning("tb/"):
+                self._board.close()
+        missing = self._failing & {"run.json", "metrics.jsonl"}
+        if state == "done" and missing:
+            raise StorageError(f"the run is done, and its {' and '.join(sorted(missing))} could not be written")
 
-    def save_state(self) -> None:
+    def save_state(self, *, last: bool = False) -> None:
+        """Write `run.json`; for the last time in its old room if there is no other."""
         now = time.monotonic()
         self.state.wall_seconds, self._counted = round(self.state.wall_seconds + now - self._counted, 3), now
-        if self._main:
-            write_atomically(self.folder / "run.json", json.dumps(vars(self.state), indent=1) + "\n")
+        if not self._main:
+            return
+        with self._warning("run.json"):
+            try:
+                self._write_state()
+            except OSError:
+                if not last or not self._overwrite_state():
+                    raise
+
+    def _write_state(self) -> None:
+        write_atomically(self.folder / "run.json", _text(self.state))
+
+    def _overwrite_state(self) -> bool:
+        """Whether the state could be written over what is there, without the error's words if those need more room."""
+        for error in (self.state.error, None):
+            with suppress(OSError):
+                overwrite(self.folder / "run.json", _text(replace(self.state, error=error)))
+                return True
+        return False
+
+
+def _quietly(args: threading.ExceptHookArgs) -> None:
+    """No traceback of a board's thread whose file cannot be written: the next row that is drawn raises the same."""
+    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not disk_is_full(args.exc_value):
+        threading.__excepthook__(args)
+
+
+def _text(state: RunState) -> str:
+    return json.dumps(asdict(state), indent=1) + "\n"

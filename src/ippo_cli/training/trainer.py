@@ -192,7 +192,9 @@ class Trainer:
         self._reached()
         if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
             began = time.perf_counter()
-            self.checkpoints.save(self.state, best=improved)
+            saved = self.checkpoints.save(self.state, best=improved)
+            if last and not saved:
+                raise StorageError("the last iteration's checkpoint could not be saved")
             self.saving_seconds = time.perf_counter() - began
         if not last and self.preemption.agreed():
             raise PreemptionRequested
@@ -233,6 +235,7 @@ class Trainer:
         with distributed.failing_together():
             self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
             self._note_evaluation(0, found)
+            self.checkpoints.initial_is_best()
             self.state.progress.metrics_bytes = self.run.metrics_size()
         self._reached()
 

@@ -1,0 +1,212 @@
+"""Initial weights: where each agent starts from, written down when a run begins and verified when it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
+from transformers.utils.hub import cached_file, extract_commit_hash
+
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
+from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.engine import distributed
+from ippo_cli.models.actor import load_tokenizer
+from ippo_cli.models.tiny import make_tiny_actor
+from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.task import Task
+
+WARM_START_EXAMPLES = 8192
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
+Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
+Weights = Mapping[str, Path | str]  # of each agent: a folder or hub id
+
+
+def initial_weights(config: Config, task: Task, run_folder: Path, progress: Progress) -> dict[str, Path | str]:
+    """Where each agent's actor starts from: a model made locally is made now, and copied into the run's folder.
+
+    The copy is what resuming and the KL reference use, whatever becomes of the cache.
+    """
+    return {
+        name: _initial(config, name, agent, task, run_folder, progress) for name, agent in config.task.agents.items()
+    }
+
+
+def reference_pairs(name: str, agent: AgentConfig, task: Task) -> list[tuple[str, str]]:
+    """Prompts with their reference answers, which a model made locally gets its alphabet and first lessons from."""
+    assert agent.answer is not None  # checked before anything is made
+    where = f"task.agents.{name}"
+    examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
+    return [
+        (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
+        for example in examples
+    ]
+
+
+def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
+    """The same configuration, with the commit as the revision of every hub model.
+
+    `initial/NAME.json` in the run's folder says what agent NAME began with: the commit, or every file's sha256. It is
+    written when the run begins; where it is there, what the folder or hub holds now must be the same, since the KL
+    reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
+    """
+    commits = distributed.on_main(lambda: _pin(config, weights, run_folder))
+    agents = {
+        name: replace(agent, actor=replace(agent.actor, revision=commits[name] or agent.actor.revision))
+        for name, agent in config.task.agents.items()
+    }
+    return replace(config, task=replace(config.task, agents=agents))
+
+
+def record_file(run_folder: Path, agent: str) -> Path:
+    """What an agent of the run began with."""
+    return run_folder / "initial" / f"{agent}.json"
+
+
+def description(model: Path | str, revision: str | None) -> dict[str, Any]:
+    """What a model is: the commit of a hub id, or the sha256 of a folder's files."""
+    if Path(model).is_dir():
+        files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES)
+        with ThreadPoolExecutor() as threads:  # large models come in many files
+            digests = dict(zip((file.name for file in files), threads.map(_sha256, files), strict=True))
+        return {"model": str(model), "commit": None, "sha256": digests}
+    try:
+        commit = extract_commit_hash(cached_file(str(model), CONFIG_NAME, revision=revision), None)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise PreflightError(f"actor.model={model}: no model could be found ({reason})") from error
+    return {"model": str(model), "commit": commit, "sha256": {}}
+
+
+def verified(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of what a run began with, where that is still there. Raises `ResumeError` where a file differs."""
+    if Path(model).is_dir():
+        now, before = description(model, None)["sha256"], record["sha256"]
+        if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+            raise ResumeError(
+                f"{model}: {' '.join(changed[:3])} {'are' if len(changed) > 1 else 'is'} not what this run began with, "
+                "and its tokenizer and KL reference are loaded from there; put the files back as they were, or start a "
+                "new run, with actor.model= set to an agent's actor/ folder in a checkpoint of this one"
+            )
+    return dict(record)
+
+
+def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
+    """Raise `ConfigError` for a critic to which its actor's token ids mean something else."""
+    for name, agent in config.task.agents.items():
+        critic = agent.critic
+        if not isinstance(critic, SeparateCriticConfig):
+            continue
+        key = "warm_start" if critic.warm_start is not None else "model"
+        source = getattr(critic, key)
+        if source is None or source == str(weights[name]):
+            continue
+        tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
+        _refuse_other_vocabulary(
+            f"critic.{key}={source}", source, critic.revision if key == "model" else None, tokenizer
+        )
+
+
+def _refuse_other_vocabulary(
+    setting: str, source: str, revision: str | None, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    remedy = "use a model of the actor's family, or null for the actor's own weights"
+    tokens = tokenizer.get_vocab()
+    size = _embeddings(source, revision)
+    if size is not None and max(tokens.values()) >= size:
+        raise ConfigError(
+            setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
+        )
+    try:
+        other = AutoTokenizer.from_pretrained(source, revision=revision).get_vocab()
+    except Exception:  # a critic's folder need not have one
+        return
+    named = {number: token for token, number in other.items()}
+    added = tokenizer.get_added_vocab()  # special tokens go by other names within a family
+    odd = [token for token, number in tokens.items() if token not in added and named.get(number, token) != token]
+    if odd:
+        raise ConfigError(setting, f"has another vocabulary than its actor: {len(odd)} of {len(tokens)} ids "
+                          f"mean other tokens, such as {named[tokens[odd[0]]]!r} for {odd[0]!r}", remedy)  # fmt: skip
+
+
+def _embeddings(source: str, revision: str | None) -> int | None:
+    """Tokens that a model has embeddings for; None where its configuration does not say, or cannot be read yet."""
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    except Exception:  # told where the critic is loaded
+        return None
+    settings = settings.get("backbone", settings)  # of a critic of ours
+    return settings.get("text_config", settings).get("vocab_size")
+
+
+def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
+    """Records of all agents, verified or written; the commits of those from the hub. Equal models are read once."""
+    known: dict[tuple[str, str | None], dict[str, Any]] = {}
+    commits: dict[str, str | None] = {}
+    for name, agent in config.task.agents.items():
+        model, revision, file = weights[name], agent.actor.revision, record_file(run_folder, name)
+        key = (str(model), revision)
+        if file.exists():
+            known[key] = known.get(key) or verified(model, read_record(file))
+        else:
+            known[key] = known.get(key) or description(model, revision)
+            with storing(str(file)):
+                file.parent.mkdir(exist_ok=True)
+                partial = file.with_suffix(".partial")
+                partial.write_text(json.dumps(known[key], indent=1) + "\n")
+                partial.rename(file)
+        commits[name] = known[key]["commit"]
+    return commits
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """What `initial/NAME.json` says. Raises `ResumeError` where it says nothing."""
+    try:
+        record = json.loads(file.read_text())
+        return {"model": str(record["model"]), "commit": record["commit"], "sha256": dict(record["sha256"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{file} cannot be read ({error}): what the run began with is not known") from error
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _initial(
+    config: Config, name: str, agent: AgentConfig, task: Task, run_folder: Path, progress: Progress
+) -> Path | str:
+    actor = agent.actor
+    if not isinstance(actor, TinyActorConfig):
+        assert actor.model is not None  # checked before anything is loaded
+        return actor.model
+    kept = run_folder / "initial" / name
+    distributed.on_main(lambda: _make(config, actor, name, agent, task, kept, progress))
+    return kept
+
+
+def _make(
+    config: Config, actor: TinyActorConfig, name: str, agent: AgentConfig, task: Task, kept: Path, progress: Progress
+) -> None:
+    """A model made locally, in the folder; one that is there already stays."""
+    if kept.is_dir():
+        return
+    partial = kept.with_name(f".{name}.partial")
+    with storing(str(kept)):
+        made = make_tiny_actor(
+            actor, reference_pairs(name, agent, task), config.seed, Path(config.output_dir) / ".cache",
+            lambda step, steps, loss: progress(name, step, steps, loss),
+        )  # fmt: skip
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(made, partial)
+            partial.rename(kept)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

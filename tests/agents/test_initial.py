@@ -1,0 +1,117 @@
+"""What a run begins with: written down, the same when it goes on, and a critic that reads its actor's tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import transformers.utils.hub
+from folders import model_folder
+
+from ippo_cli.agents.initial import pinned, record_file, refuse_other_vocabularies
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Config
+from ippo_cli.training.folder import reserve_folder
+from ippo_cli.training.process import run_training
+
+
+def full(root: Path, model: Path | str, *overrides: str) -> Config:
+    """A configuration of one agent that is loaded."""
+    return load_config(["task=sorting_solo", "actor=full", f"actor.model={model}", f"output_dir={root}", *overrides])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "weights": ("model.safetensors", lambda model: flip(model / "model.safetensors")),
+    "a tokenizer": ("tokenizer.json", lambda model: flip(model / "tokenizer.json")),
+    "a chat template": ("chat_template.jinja", lambda model: (model / "chat_template.jinja").write_text("") and None),
+    "a file less": ("generation_config.json", lambda model: (model / "generation_config.json").unlink()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_run_began_with_must_be_there_when_it_goes_on(change: str, tmp_path: Path) -> None:
+    model, run = model_folder(tmp_path / "model"), tmp_path / "run"
+    run.mkdir()
+    config, weights = full(tmp_path, model), {"solo": str(model)}
+    assert pinned(config, weights, run) == config
+    assert set(json.loads(record_file(run, "solo").read_text())["sha256"]) >= {"model.safetensors", "tokenizer.json"}
+    (model / "README.md").write_text("what nothing is loaded from may change")
+    assert pinned(config, weights, run) == config
+    name, make = CHANGES[change]
+    make(model)
+    with pytest.raises(ResumeError, match=f"{name} is not what this run began with.*start a new run") as raised:
+        pinned(config, weights, run)
+    assert raised.value.exit_code == 14
+
+
+def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "models--some--model"
+    for number, commit in enumerate(("a" * 40, "b" * 40)):
+        model_folder(repository / "snapshots" / commit, seed=number)
+    (repository / "refs").mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)
+    config, weights, run = full(tmp_path, "some/model"), {"solo": "some/model"}, tmp_path / "run"
+    run.mkdir()
+    for commit in ("a" * 40, "b" * 40):  # the second time its branch has moved
+        (repository / "refs" / "main").write_text(commit)
+        assert pinned(config, weights, run).task.agents["solo"].actor.revision == "a" * 40
+
+
+def critic(root: Path, actor: Path, other: Path, key: str = "model") -> None:
+    refuse_other_vocabularies(full(root, actor, f"critic.{key}={other}"), {"solo": str(actor)})
+
+
+def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
+    actor = model_folder(tmp_path / "actor")
+    for characters in ("ijklmnop", "abcdefghijk"[::-1][:8]):
+        other = model_folder(tmp_path / characters, characters)
+        for key in ("model", "warm_start"):
+            with pytest.raises(ConfigError, match=rf"critic\.{key}=.* has another vocabulary than its actor: 8 of 11"):
+                critic(tmp_path, actor, other, key)
+
+
+def test_a_critic_that_knows_fewer_tokens_is_refused(tmp_path: Path) -> None:
+    actor, other = model_folder(tmp_path / "actor"), model_folder(tmp_path / "other", "abcdef")
+    with pytest.raises(ConfigError, match="knows 9 tokens, and its actor's tokenizer has 11"):
+        critic(tmp_path, actor, other)
+
+
+def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> None:
+    actor, other = model_folder(tmp_path / "actor"), model_folder(tmp_path / "other", seed=1)
+    critic(tmp_path, actor, other)
+    critic(tmp_path, actor, model_folder(tmp_path / "more", "abcdefghijk", seed=1))
+    for file in other.glob("*token*"):
+        file.unlink()
+    critic(tmp_path, actor, other)
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", "abcdefghij=")
+    config = full(
+        tmp_path, model, "actor.dtype=fp32", "num_iterations=1", "evaluation.every=0", "algorithm.kl.reward.coef=0.1",
+        "rollout.buffer_size=8", "task.train_size=16", "task.eval_size=4", "tracker.console=plain", "launch.threads=1",
+    )  # fmt: skip
+    folder = reserve_folder(tmp_path / "runs")
+    run_training(config, folder, resumed=False)
+    shutil.copy(model / "model.safetensors", tmp_path / "kept")
+    flip(model / "model.safetensors")
+    config.num_iterations = 2
+    with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
+        run_training(config, folder, resumed=True)
+    shutil.copy(tmp_path / "kept", model / "model.safetensors")
+    run_training(config, folder, resumed=True)

@@ -1,0 +1,28 @@
+"""Model folders as the hub has them: a few thousand random weights and a tokenizer of single characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ippo_cli.models.tiny import character_tokenizer
+
+CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def model_folder(folder: Path, characters: str = "abcdefgh", *, seed: int = 0, chat: bool = False) -> Path:
+    """A causal language model in safetensors format with its tokenizer."""
+    tokenizer = character_tokenizer(list(characters))
+    if chat:
+        tokenizer.chat_template = CHAT
+    torch.manual_seed(seed)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,117 @@
+"""One rank of test_saving_ranks.py: what it prints as JSON is looked at there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.engine import distributed
+from ippo_cli.engine.zero import Engine
+from ippo_cli.engine.zero_config import zero_config
+from ippo_cli.training import checkpoint
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training.run import RunState
+
+RANK = int(os.environ["RANK"])
+ALGORITHM = load_config([]).algorithm
+checkpoint.LISTING_S = 0.5  # nothing here comes late
+
+
+def state(iteration: int) -> State:
+    """A run's state without agents: each rank has its random streams to write."""
+    return State(
+        agents={}, algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0), moments={},
+        progress=Progress(iteration=iteration), run=RunState(), rng=rng_state(),
+    )  # fmt: skip
+
+
+def checkpoints(folder: Path) -> Checkpoints:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    distributed.barrier()
+    return Checkpoints(folder, CheckpointConfig(every=1, keep=2, best=True))
+
+
+def raised(work: Any) -> str:
+    """The kind of what it raises, and the words."""
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def shared(root: Path) -> dict[str, Any]:
+    """Both ranks write into one folder."""
+    made = checkpoints(root)
+    return {"saved": made.save(state(1))}
+
+
+def apart(root: Path) -> dict[str, Any]:
+    """Each rank has a disk of its own."""
+    made = checkpoints(root / f"disk{RANK}")
+    saved = [made.save(state(iteration)) for iteration in (1, 2)]
+    return {"saved": saved, "third": raised(lambda: made.save(state(3)))}
+
+
+def in_the_way(root: Path) -> dict[str, Any]:
+    """On rank 0 a file stands where the checkpoints' folder is to be made."""
+    if RANK == 0:
+        root.mkdir()
+        (root / "checkpoints").write_text("")
+    distributed.barrier()
+    return {"raised": raised(lambda: Checkpoints(root, CheckpointConfig(every=1, keep=2, best=True)))}
+
+
+def on_main() -> dict[str, Any]:
+    """Rank 0 raises before the others get its answer."""
+
+    def refuse() -> None:
+        raise ConfigError("seed=x", "is no number", "use one")
+
+    return {
+        "of ours": raised(lambda: distributed.on_main(refuse)),
+        "of another kind": raised(lambda: distributed.on_main(lambda: 1 // 0)),
+        "answer": distributed.on_main(lambda: RANK),
+    }
+
+
+def shards(root: Path) -> dict[str, Any]:
+    """On rank 1 the folder of an engine's shards cannot be made."""
+    module = nn.Linear(2, 2)
+    group = {"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.0, "betas": (0.9, 0.99), "eps": 1e-8}
+    settings = zero_config(
+        stage=1, dtype="fp32", offload_optimizer=False, offload_params=False, reduce_bucket_size=64,
+        persistence_threshold=0, max_grad_norm=1.0,
+    )  # fmt: skip
+    engine = Engine(module, [group], zero=settings, device=torch.device("cpu"))
+    place = root / f"disk{RANK}"
+    place.mkdir(parents=True)
+    if RANK == 1:
+        (place / "shards").write_text("in the way")
+    failed = raised(lambda: engine.save(place))
+    written = [str(file.relative_to(root)) for file in engine.save(root / "both")]
+    return {"failed": failed, "written": written}
+
+
+def main(root: Path) -> dict[str, Any]:
+    found = {"on main": on_main(), "shared": shared(root / "shared"), "apart": apart(root / "apart")}
+    found["in the way"] = in_the_way(root / "in the way")
+    return found | {"shards": shards(root / "shards")}
+
+
+if __name__ == "__main__":
+    distributed.init(device="cpu", timeout_s=60)
+    result = main(Path(sys.argv[1]))
+    distributed.shutdown()
+    print(json.dumps(result))

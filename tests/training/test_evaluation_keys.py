@@ -1,0 +1,125 @@
+"""Every key of a configuration is refused by `ippo-eval`, or read by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import model_folder
+
+from ippo_cli.config import schema
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, refuse_without_effect
+from ippo_cli.config.load import KINDS, PLAIN, load_config
+from ippo_cli.training.evaluate_run import evaluate_model
+
+# Read, and of no effect all the same.
+WITHOUT_EFFECT = {
+    "task.kind": "chosen with its group",
+    "task.train_size": "held-out examples are drawn first",
+    "rollout.gather": "weights that are loaded for this are whole",
+    "actor.model": "typed as model=",
+}  # fmt: skip
+REWARD = "def score(examples, responses):\n    return {'team': [1.0] * len(examples)}\n"
+
+
+def nodes(config: schema.Config) -> Iterator[tuple[Any, str]]:
+    """Every dataclass of a configuration with the general name that its keys begin with."""
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+        yield node, prefix
+        for leaf in fields(node):
+            value = getattr(node, leaf.name)
+            if is_dataclass(value):
+                yield from walk(value, f"{prefix}{leaf.name}.")
+            elif leaf.name == "agents":
+                for agent in value.values():
+                    yield from walk(agent, f"{prefix}agents.*.")
+
+    yield from walk(config, "")
+
+
+def keys_of(cls: type[Any], prefix: str) -> Iterator[str]:
+    """Leaves of a schema, those of nested groups included."""
+    hints = {leaf.name: getattr(schema, str(leaf.type), None) for leaf in fields(cls)}
+    for name, kind in hints.items():
+        if name == "agents":
+            yield from keys_of(schema.AgentConfig, f"{prefix}agents.*.")
+        elif is_dataclass(kind):
+            yield from keys_of(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            yield prefix + name
+
+
+def every_key() -> set[str]:
+    groups = {
+        **{name: list(kinds.values()) for name, kinds in KINDS.items()},
+        **{key: [cls] for key, cls in PLAIN.items()},
+    }
+    found = set(keys_of(schema.RunConfig, ""))
+    for group, classes in groups.items():
+        for cls in classes:
+            found |= set(keys_of(cls, f"{group}."))
+    return found
+
+
+def commands(root: Path) -> list[list[str]]:
+    (root / "held_out.jsonl").write_text(json.dumps({"prompt": "abc"}) + "\n")
+    (root / "reward.py").write_text(REWARD)
+    chat = model_folder(root / "chat", "abcdefghi123", chat=True)
+    small = ["task.train_size=4", "task.eval_size=2"]
+    return [
+        ["task=sorting_solo", "task.alphabet=abcdefgh", "task.length=3", *small],
+        ["task=probe_grid", "reward=grid", "task.train_size=4", "task.eval_size=2"],
+        ["task=jsonl", f"task.eval={root / 'held_out.jsonl'}", "task.chat_template=true", f"actor.model={chat}",
+         "reward=function", f"reward.function={root / 'reward.py'}:score"],
+    ]  # fmt: skip
+
+
+def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = model_folder(tmp_path / "model", "abcdefghi123="), set[str]()
+    prefixes: dict[int, str] = {}
+    plain = object.__getattribute__
+
+    def watched(node: Any, name: str) -> Any:
+        if (prefix := prefixes.get(id(node))) is not None and name in plain(node, "__dataclass_fields__"):
+            read.add(prefix + name)
+        return plain(node, name)
+
+    kept = []
+    for overrides in commands(tmp_path):
+        config = load_config(["actor=full", f"actor.model={model}", "actor.dtype=fp32", f"output_dir={tmp_path}",
+                              "rollout.max_new_tokens=2", "tracker.console=plain", "launch.threads=1", *overrides]
+                             )  # fmt: skip
+        check(config, 1, training=False)
+        prefixes.clear()
+        prefixes.update({id(node): prefix for node, prefix in nodes(config)})
+        kept.append(config)
+        with monkeypatch.context() as watching:
+            for cls in {type(node) for node, _ in nodes(config)}:
+                watching.setattr(cls, "__getattribute__", watched)
+            evaluate_model(config, overrides)
+    known = every_key()
+    read &= known
+    read |= {key.removeprefix("task.agents.*.") for key in read if ".actor." in key}  # what a group gives to all agents
+    allowed = {key for key in (*OF_BOTH, *OF_MODELS) if "." in key or key not in ("task", "reward")}
+    assert allowed <= known
+    assert allowed - read == set(), "nothing reads these"
+    assert read - allowed == set(WITHOUT_EFFECT), "these have an effect, and are refused"
+
+
+@pytest.mark.parametrize("of_model", [False, True])
+def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool) -> None:
+    allowed = {*OF_BOTH, *(OF_MODELS if of_model else ())}
+    for key in every_key() - allowed:
+        typed = key.replace("*", "low")
+        with pytest.raises(ConfigError, match="can have no effect on") as raised:
+            refuse_without_effect([f"{typed}=1"], of_model=of_model)
+        assert "evaluation.{seed,greedy}" in str(raised.value)
+    for key in allowed:
+        refuse_without_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)

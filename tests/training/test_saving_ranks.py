@@ -1,0 +1,92 @@
+"""Saving on two ranks: what one wrote the other must see, and nobody waits for a rank that failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ippo_cli
+from ippo_cli.training.checkpoint import damaged
+
+pytestmark = pytest.mark.slow
+SOURCE = Path(ippo_cli.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> list[dict[str, Any]]:
+    """What saving_ranks.py found on each of two ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("saving_ranks.py")), str(root)]
+    ranks = [
+        subprocess.Popen(command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}, stdout=-1, stderr=-1, text=True)
+        for rank in ("0", "1")
+    ]
+    said = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return [json.loads(out.splitlines()[-1]) | {"said": out} for out, _ in said]
+
+
+def test_a_checkpoint_lists_what_every_rank_wrote(found: list[dict[str, Any]], root: Path) -> None:
+    assert [rank["shared"]["saved"] for rank in found] == [True, True]
+    made = root / "shared" / "checkpoints" / "step_00000001"
+    listed = json.loads((made / "manifest.json").read_text())["files"]
+    assert set(listed) == {"rng_rank_0.json", "rng_rank_1.json", "state.json"}
+    assert damaged(made) is None
+
+
+def test_a_checkpoint_without_another_ranks_files_is_none(found: list[dict[str, Any]], root: Path) -> None:
+    assert [rank["apart"]["saved"] for rank in found] == [[False, False]] * 2
+    reason = "rank 1 wrote rng_rank_1.json, and rank 0 does not see it; checkpoints need a folder that all ranks share"
+    warnings = [line for line in found[0]["said"].splitlines() if line.startswith("warning: ")]
+    assert warnings == [f"warning: checkpoint not saved ({reason}); training goes on"] * 2
+    assert "warning" not in found[1]["said"]
+    for rank in found:
+        assert rank["apart"]["third"] == f"StorageError: 3 checkpoints in a row could not be saved ({reason})"
+
+
+def test_no_rank_leaves_its_part_of_a_failed_checkpoint_behind(found: list[dict[str, Any]], root: Path) -> None:
+    assert found
+    for disk in ("disk0", "disk1"):
+        assert list((root / "apart" / disk / "checkpoints").iterdir()) == []
+
+
+def test_what_rank_0_cannot_make_all_ranks_raise_together(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["in the way"]["raised"].startswith("StorageError: ")
+        assert "checkpoints cannot be written (File exists" in rank["in the way"]["raised"]
+
+
+def test_an_error_of_rank_0_is_every_ranks(found: list[dict[str, Any]]) -> None:
+    assert [rank["on main"]["of ours"] for rank in found] == ["ConfigError: seed=x is no number; use one"] * 2
+    assert found[0]["on main"]["of another kind"].startswith("ZeroDivisionError: ")
+    assert found[1]["on main"]["of another kind"].startswith("RuntimeError: rank 0: ZeroDivisionError(")
+    assert [rank["on main"]["answer"] for rank in found] == [0, 0]
+
+
+def test_an_engine_whose_folder_one_rank_cannot_make_is_saved_by_none(found: list[dict[str, Any]], root: Path) -> None:
+    assert found[0]["shards"]["failed"] == "nothing"
+    assert found[1]["shards"]["failed"].startswith("FileExistsError: ")
+    assert list((root / "shards" / "disk0" / "shards").iterdir()) == []
+
+
+def test_each_rank_knows_the_shards_that_it_wrote(found: list[dict[str, Any]], root: Path) -> None:
+    written = [name for rank in found for name in rank["shards"]["written"]]
+    there = [str(file.relative_to(root / "shards")) for file in (root / "shards" / "both").rglob("*.pt")]
+    assert len(written) == 3
+    assert sorted(written) == sorted(there)
