@@ -87,6 +87,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
     ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1}, 1,
      "algorithm.kl.reward.horizon=null is needed"),
+    ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1, "algorithm.kl.reward.horizon": 102}, 1,
+     "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 take the coefficient to 0 or below"),
     ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
     ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
