@@ -95,6 +95,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
+    ((FUNCTION,), {"reward.whole_batch": True, "reward.overlap_rows": 8}, 1, "reward.overlap_rows=8 asks about parts"),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
 ]  # fmt: skip

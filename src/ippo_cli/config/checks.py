@@ -211,6 +211,10 @@ def _check_reward(config: Config) -> None:
                           "are no interval", "set clip_low below clip_high")  # fmt: skip
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+    if isinstance(reward, FunctionRewardConfig) and reward.whole_batch and reward.overlap_rows:
+        raise ConfigError(f"reward.overlap_rows={reward.overlap_rows}",
+                          "asks about parts of a batch, and reward.whole_batch=true rules that out",
+                          "set one of them to 0 or false")  # fmt: skip
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
         raise ConfigError("reward.kind=grid", "scores walks, and this task's examples have no grid to walk on",
                           "use task=probe_grid, or another reward")  # fmt: skip

@@ -456,6 +456,7 @@ class FunctionRewardConfig(RewardConfig):
     """A function of the user's."""
 
     function: str | None  # path.py:function or module:function
+    whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
 
 
 @dataclass
