@@ -53,6 +53,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((JSONL,), {"task.eval": None}, 1, "task.eval=null names no data"),
     ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
     ((JSONL,), {"task.agents.solo.system": "be brief"}, 1, "task.agents.solo.system='be brief' has an effect with"),
+    ((JSONL,), {"task.chat_template": "maybe"}, 1, "task.chat_template=maybe is not known"),
     ((JSONL,), {"task.chat_template": True}, 1, "task.chat_template=true needs a tokenizer"),
     ((), {"actor.model": "some/model"}, 1, "actor.model=some/model cannot be set for actor=tiny"),
     ((), {"actor.num_heads": 3}, 1, "actor.num_heads=3 must divide actor.hidden_size=128"),
@@ -98,6 +99,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((FUNCTION,), {"reward.whole_batch": True, "reward.overlap_rows": 8}, 1, "reward.overlap_rows=8 asks about parts"),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
+    (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]  # fmt: skip
 
 

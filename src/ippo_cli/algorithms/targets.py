@@ -195,7 +195,5 @@ def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, nu
     """The adapted coefficient, above 0 always: one that has become 0 could never grow again."""
     assert settings.target is not None
     assert settings.horizon is not None
-    step = adaptive_kl_step(
-        coef, current_kl, target=settings.target, horizon=settings.horizon, num_samples=num_samples
-    )
+    step = adaptive_kl_step(coef, current_kl, target=settings.target, horizon=settings.horizon, num_samples=num_samples)
     return max(step, sys.float_info.min)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ippo_cli.agents.agent import Loaded
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.schema import Config, JsonlConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.prompts import PromptStream, chat_template
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.checkpoint import damaged, newest_intact, pointed
 from ippo_cli.training.console import Console
@@ -42,7 +42,7 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
             task.train, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
             seed=config.seed, prompts_per_iteration=1, num_generations=1,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
-            chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+            chat_template=chat_template(config.task),
         )  # fmt: skip
         with Console(config.tracker.console, list(speakers)) as console:
             result = evaluate(

@@ -15,14 +15,13 @@ from ippo_cli.config.schema import (
     Config,
     CriticKind,
     Dtype,
-    JsonlConfig,
     SeparateCriticConfig,
     TinyActorConfig,
 )
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import tiny_config
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.tasks.prompts import PromptStream, fill
+from ippo_cli.tasks.prompts import PromptStream, chat_template, fill
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.launch import external_world_size
 
@@ -106,12 +105,13 @@ def count_parameters(actor: ActorConfig, model: str | None = None) -> int:
 
 def _prompt(config: Config, task: Task, name: str, row: int) -> str:
     agent = config.task.agents[name]
-    if not (isinstance(config.task, JsonlConfig) and config.task.chat_template):
+    wanted = chat_template(config.task)
+    if wanted is False or isinstance(agent.actor, TinyActorConfig):
         return fill(agent.template, task.train[row], f"task.agents.{name}.template")
     stream = PromptStream(
         task.train, config.task.agents, {name: load_tokenizer(str(agent.actor.model), agent.actor.revision)},
         seed=config.seed, prompts_per_iteration=1, num_generations=1,
-        max_prompt_tokens=config.rollout.max_prompt_tokens, chat_template=True,
+        max_prompt_tokens=config.rollout.max_prompt_tokens, chat_template=wanted,
     )  # fmt: skip
     return stream.text(name, task.train[row])
 

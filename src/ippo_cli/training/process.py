@@ -19,12 +19,12 @@ from ippo_cli.agents.build import build_agents, initial_weights
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import Preempted, PreflightError
-from ippo_cli.config.schema import Config, Device, JsonlConfig
+from ippo_cli.config.schema import Config, Device
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.collect import context_limit
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.prompts import PromptStream, chat_template
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
@@ -130,7 +130,7 @@ def _prompts(config: Config, plan: Arithmetic, task: Task, agents: Mapping[str, 
         task.train, config.task.agents, {name: agent.tokenizer for name, agent in agents.items()},
         seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
         num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+        chat_template=chat_template(config.task),
     )  # fmt: skip
     contexts = {
         name: context_limit(agent.actor.engine.module.lm.config, config.rollout) for name, agent in agents.items()
