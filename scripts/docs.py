@@ -131,7 +131,7 @@ def config_page() -> str:
     ]
     lines += ["Values of one agent: `task.agents.<name>.actor.<key>` and `task.agents.<name>.critic.<key>`.", ""]
     lines += ["## Top level", ""]
-    lines += _table(schema.RunConfig, {"": OmegaConf.load(config_dir() / "config.yaml")})
+    lines += _table(schema.RunConfig, {"": compose_node([])})
     for group, options in ordered_groups().items():
         lines += [f"## `{group}=`", ""]
         by_class: dict[type[Any], dict[str, Any]] = {}

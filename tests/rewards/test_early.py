@@ -115,6 +115,20 @@ def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings:
     assert sum(5 in part for part in asked) == 1
 
 
+def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., Any]) -> None:
+    asked: list[list[int]] = []
+
+    def away(examples: Sequence[Any], responses: Responses) -> Reward:
+        asked.append([example["number"] for example in examples])
+        raise OSError("the judge is away")
+
+    early = EarlyReward(away, EXAMPLES, list(TEXTS), 1)
+    all_said(early)
+    given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early)
+    assert given.valid == [False] * 7
+    assert asked == [[row] for row in range(7)] + [[0]] * 2
+
+
 def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(settings: Callable[..., Any]) -> None:
     def short(examples: Sequence[Any], responses: Responses) -> Reward:
         return Reward(team=[1.0])

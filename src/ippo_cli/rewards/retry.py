@@ -33,6 +33,9 @@ class Answers:
         if isinstance(first, Reward):
             self.parts.append((rows, first))
             return
+        if self.failure is not None and self.failed > self.spare:
+            self._give_up(rows, self.failure)
+            return
         error = None if first is None else as_failure(first)
         for _ in range(ATTEMPTS if error is None else ATTEMPTS - 1):
             error = self._attempt(rows)
