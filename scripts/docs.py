@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from ippo_cli.cli.diagnose import groups
 from ippo_cli.config import schema
 from ippo_cli.config.aliases import ALIASES, RUNS
-from ippo_cli.config.load import KINDS, PLAIN, compose_node, config_dir
+from ippo_cli.config.load import KINDS, PLAIN, compose_node, config_dir, leaves
 from ippo_cli.training.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +131,7 @@ def config_page() -> str:
     ]
     lines += ["Values of one agent: `task.agents.<name>.actor.<key>` and `task.agents.<name>.critic.<key>`.", ""]
     lines += ["## Top level", ""]
-    lines += _table(schema.RunConfig, {"": OmegaConf.load(config_dir() / "config.yaml")})
+    lines += _table(schema.RunConfig, {"": compose_node([])})
     for group, options in ordered_groups().items():
         lines += [f"## `{group}=`", ""]
         by_class: dict[type[Any], dict[str, Any]] = {}
@@ -143,8 +143,26 @@ def config_page() -> str:
             names = ", ".join(f"`{name}`" + (" (default)" if name == default_choice(group) else "") for name in nodes)
             lines += [f"### {names}", "", (cls.__doc__ or "").split("\n")[0], ""]
             lines += _table(cls, nodes)
+    lines += by_actor()
     lines += ["## One agent: `task.agents.<name>`", "", *_table(schema.AgentConfig, {})]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def by_actor() -> list[str]:
+    """What else is different where `actor=full` is chosen: most values above are those beside `actor=tiny`."""
+    lines = ["## What follows the actor", "",
+             "Values that are others beside `actor=full` than beside `actor=tiny`, which the tables above show.", "",
+             "| key | `actor=tiny` (default) | `actor=full` |", "|---|---|---|"]  # fmt: skip
+    rows: dict[str, str] = {}
+    for critic in ("separate", "value_head"):
+        tiny, full = (
+            dict(leaves(OmegaConf.to_container(compose_node([f"critic={critic}", f"actor={actor}"]), resolve=True)))
+            for actor in ("tiny", "full")
+        )
+        for key in sorted(tiny.keys() & full.keys()):
+            if tiny[key] != full[key] and not key.startswith(("actor.", "task.", "hydra.")):
+                rows[key] = f"| `{key}` | `{shown(tiny[key])}` | `{shown(full[key])}` |"
+    return [*lines, *rows.values(), ""]
 
 
 def _table(cls: type[Any], nodes: dict[str, Any], prefix: str = "") -> list[str]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from small import a_trainer, newest_intact
 
-from ippo_cli.formulas import gae
+from ippo_cli.algorithms.targets import next_kl_coef
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.formulas import adaptive_kl_step, gae
 from ippo_cli.rewards.score import score
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
@@ -107,3 +115,34 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         found = newest_intact(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())
     assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
+
+
+ADAPTIVE = load_config(
+    ["algorithm.kl.reward.coef=0.01", "algorithm.kl.reward.target=0.1", "algorithm.kl.reward.horizon=10000"]
+)
+
+
+@given(
+    horizon=st.integers(1, 2000),
+    buffer=st.integers(1, 4096),
+    divergences=st.lists(st.floats(-5.0, 50.0), min_size=1, max_size=8),
+)
+@example(horizon=100, buffer=512, divergences=[0.0])
+@example(horizon=103, buffer=512, divergences=[0.0] * 400)
+def test_a_coefficient_that_the_checks_let_adapt_stays_positive(horizon, buffer, divergences):
+    ADAPTIVE.rollout.buffer_size = buffer
+    settings = ADAPTIVE.algorithm.kl.reward
+    settings.horizon = horizon
+    if buffer >= 5 * horizon:
+        with pytest.raises(ConfigError, match=rf"^algorithm\.kl\.reward\.horizon={horizon} lets one buffer"):
+            check(ADAPTIVE, 1)
+        assert adaptive_kl_step(0.01, 0.0, target=0.1, horizon=horizon, num_samples=buffer) < 1e-15
+        return
+    check(ADAPTIVE, 1)
+    coef = settings.coef
+    for divergence in divergences:
+        published = adaptive_kl_step(coef, divergence, target=0.1, horizon=horizon, num_samples=buffer)
+        coef = next_kl_coef(coef, divergence, settings, num_samples=buffer)
+        assert coef > 0.0
+        assert coef == published or published < sys.float_info.min
+    assert next_kl_coef(coef, math.inf, settings, num_samples=buffer) > coef, "it can always grow again"

@@ -53,6 +53,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((JSONL,), {"task.eval": None}, 1, "task.eval=null names no data"),
     ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
     ((JSONL,), {"task.agents.solo.system": "be brief"}, 1, "task.agents.solo.system='be brief' has an effect with"),
+    ((JSONL,), {"task.chat_template": "maybe"}, 1, "task.chat_template=maybe is not known"),
     ((JSONL,), {"task.chat_template": True}, 1, "task.chat_template=true needs a tokenizer"),
     ((), {"actor.model": "some/model"}, 1, "actor.model=some/model cannot be set for actor=tiny"),
     ((), {"actor.num_heads": 3}, 1, "actor.num_heads=3 must divide actor.hidden_size=128"),
@@ -87,14 +88,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
     ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1}, 1,
      "algorithm.kl.reward.horizon=null is needed"),
+    ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1, "algorithm.kl.reward.horizon": 102}, 1,
+     "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 take the coefficient to 0 or below"),
     ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
     ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
+    ((FUNCTION,), {"reward.whole_batch": True, "reward.overlap_rows": 8}, 1, "reward.overlap_rows=8 asks about parts"),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
+    (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]  # fmt: skip
 
 

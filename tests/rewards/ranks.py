@@ -27,6 +27,7 @@ def settings(**changes: Any) -> FunctionRewardConfig:
         "failure_budget": 1.0,
         "overlap_rows": 0,
         "function": None,
+        "whole_batch": False,
     }
     return FunctionRewardConfig(kind=RewardKind.function, **{**values, **changes})  # type: ignore[arg-type]
 
@@ -45,9 +46,9 @@ def fails_on_one(examples: Any, responses: Any) -> Reward:
 def main() -> dict[str, Any]:
     rows, texts = [{}] * 3, {"low": ["", "", ""]}
     found: dict[str, Any] = {}
-    given, _ = attempt(own_parts, rows, texts)
+    given, _ = attempt(own_parts, rows, texts, settings())
     found["parts"] = list(given.parts)
-    given, failure = attempt(fails_on_one, rows, texts)
+    given, failure = attempt(fails_on_one, rows, texts, settings())
     found["parts after a failure"] = list(given.parts)
     found["valid"] = given.valid
     numbers = mixed(given, "low", settings(), 3)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Responses, Reward
 from ippo_cli.rewards.early import EarlyReward, overlapped
+from ippo_cli.rewards.score import attempt
 
 EXAMPLES = [{"number": number} for number in range(7)]
 TEXTS = {"low": [f"l{row}" for row in range(7)], "high": [f"h{row}" for row in range(7)]}
@@ -35,12 +37,21 @@ def all_said(early: EarlyReward, order: Sequence[int] = range(7)) -> None:
             early.said(agent, [row], [TEXTS[agent][row]])
 
 
+def answered(reward: Any, early: EarlyReward, config: Any) -> Reward:
+    """What scoring a buffer makes of the parts that were asked about early."""
+    given, failure = attempt(reward, EXAMPLES, TEXTS, config, early.answered)
+    assert failure is None
+    return given
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("order", [range(7), [6, 2, 4, 0, 1, 5, 3]])
-def test_the_answer_is_the_same_in_any_order_and_in_any_parts(rows: int, order: Sequence[int]) -> None:
+def test_the_answer_is_the_same_in_any_order_and_in_any_parts(
+    rows: int, order: Sequence[int], settings: Callable[..., Any]
+) -> None:
     early = EarlyReward(told, EXAMPLES, list(TEXTS), rows)
     all_said(early, order)
-    found, expected = early(EXAMPLES, TEXTS), told(EXAMPLES, TEXTS)
+    found, expected = answered(told, early, settings()), told(EXAMPLES, TEXTS)
     assert found.team == expected.team
     assert found.agent == expected.agent
     assert found.valid == expected.valid
@@ -50,7 +61,7 @@ def test_the_answer_is_the_same_in_any_order_and_in_any_parts(rows: int, order: 
     assert all(number == 1.0 or math.isnan(number) for number in found.parts["odd"])
 
 
-def test_it_begins_while_rows_are_missing_and_asks_for_none_twice() -> None:
+def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Callable[..., Any]) -> None:
     asked: list[int] = []
     begun = threading.Event()
 
@@ -65,11 +76,11 @@ def test_it_begins_while_rows_are_missing_and_asks_for_none_twice() -> None:
     assert not begun.wait(0.05), "one complete row is too few"
     early.said("high", [1], ["h1"])
     assert begun.wait(5.0)
-    early(EXAMPLES, TEXTS)
+    answered(noted, early, settings())
     assert sorted(asked) == list(range(7))
 
 
-def test_a_failure_is_raised_by_the_call_and_only_its_rows_are_asked_again() -> None:
+def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
     def failing_once(examples: Sequence[Any], responses: Responses) -> Reward:
@@ -80,21 +91,65 @@ def test_a_failure_is_raised_by_the_call_and_only_its_rows_are_asked_again() -> 
 
     early = EarlyReward(failing_once, EXAMPLES, list(TEXTS), 2)
     all_said(early)
-    with pytest.raises(OSError, match="judge"):
-        early(EXAMPLES, TEXTS)
-    assert early(EXAMPLES, TEXTS).team == [float(row) for row in range(7)]
-    assert [4, 5] in asked
-    assert sum(part.count(4) for part in asked) == 1
+    assert answered(failing_once, early, settings()).team == [float(row) for row in range(7)]
+    assert sorted(asked) == [[0, 1], [2, 3], [2, 3], [4, 5], [6]]
 
 
-def test_an_answer_that_breaks_the_contract_is_refused_as_without_overlap() -> None:
-    early = EarlyReward(lambda examples, responses: Reward(team=[1.0]), EXAMPLES, list(TEXTS), 3)
+def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings: Callable[..., Any]) -> None:
+    asked: list[list[int]] = []
+
+    def unable(examples: Sequence[Any], responses: Responses) -> Reward:
+        asked.append([example["number"] for example in examples])
+        if 2 in asked[-1]:
+            raise ValueError("row 2")
+        return told(examples, responses)
+
+    early = EarlyReward(unable, EXAMPLES, list(TEXTS), 4)
     all_said(early)
-    with pytest.raises(ValueError, match="one entry for each of the 3 rows"):
-        early(EXAMPLES, TEXTS)
+    given, failure = attempt(unable, EXAMPLES, TEXTS, settings(), early.answered)
+    assert str(failure) == "row 2"
+    assert given.valid == [True, True, False, True, True, False, True]  # 5 is left out by the reward itself
+    assert given.team is not None
+    assert [row for row in range(7) if math.isnan(given.team[row])] == [2]
+    assert asked.count([4, 5, 6]) == 1
+    assert sum(5 in part for part in asked) == 1
 
 
-def test_without_overlap_the_reward_is_itself() -> None:
-    with overlapped(told, EXAMPLES, list(TEXTS), 0) as (reward, said):
-        assert reward is told
-        assert said is None
+def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., Any]) -> None:
+    asked: list[list[int]] = []
+
+    def away(examples: Sequence[Any], responses: Responses) -> Reward:
+        asked.append([example["number"] for example in examples])
+        raise OSError("the judge is away")
+
+    early = EarlyReward(away, EXAMPLES, list(TEXTS), 1)
+    all_said(early)
+    given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early)
+    assert given.valid == [False] * 7
+    assert asked == [[row] for row in range(7)] + [[0]] * 2
+
+
+def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(settings: Callable[..., Any]) -> None:
+    def short(examples: Sequence[Any], responses: Responses) -> Reward:
+        return Reward(team=[1.0])
+
+    early = EarlyReward(short, EXAMPLES, list(TEXTS), 7)
+    all_said(early)
+    given, failure = attempt(short, EXAMPLES, TEXTS, settings(), early.answered)
+    assert "one entry for each of the 7 rows" in str(failure)
+    assert given.valid == [False] * 7
+
+
+def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[..., Any]) -> None:
+    def refusing(examples: Sequence[Any], responses: Responses) -> Reward:
+        raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
+
+    early = EarlyReward(refusing, EXAMPLES, list(TEXTS), 3)
+    all_said(early)
+    with pytest.raises(ConfigError):
+        attempt(refusing, EXAMPLES, TEXTS, settings(), early.answered)
+
+
+def test_without_overlap_nobody_need_be_told() -> None:
+    with overlapped(told, EXAMPLES, list(TEXTS), 0) as early:
+        assert early is None

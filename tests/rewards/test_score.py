@@ -14,7 +14,8 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import ATTEMPTS, attempt, score
+from ippo_cli.rewards.retry import ATTEMPTS
+from ippo_cli.rewards.score import attempt, score
 from ippo_cli.types import Scores
 
 Make = Callable[..., Any]
@@ -244,9 +245,9 @@ def test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done(settin
         score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5), unobserved())
 
 
-def test_leaving_is_never_taken_for_a_failed_reward(settings: Make, buffer: Make) -> None:
+def test_leaving_is_never_taken_for_a_failed_reward(settings: Make) -> None:
     def reward(examples: Any, responses: Any) -> Reward:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attempt(reward, ROWS, TEXTS)
+        attempt(reward, ROWS, TEXTS, settings())

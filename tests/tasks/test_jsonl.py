@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> str:
 def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConfig:
     return JsonlConfig(
         kind=TaskKind.jsonl, agents={}, headline="sampled/score", train=train, train_split="train", eval=held_out,
-        eval_split="test", data_config=None, chat_template=False,
+        eval_split="test", data_config=None, chat_template="auto",
         **{"train_size": None, "eval_size": None, **changes},
     )  # fmt: skip
 

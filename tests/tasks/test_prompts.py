@@ -194,6 +194,22 @@ def test_a_chat_template_that_is_not_there_is_told_before_training(stream: Make)
         stream(chat_template=True)
 
 
+def test_auto_uses_a_chat_template_where_the_tokenizer_has_one(stream: Make) -> None:
+    row = {"letters": "ba"}
+    assert stream(chat_template="auto", template=CHAT).text("low", row) == "<user>ba<<assistant>"
+    assert stream(chat_template="auto").text("low", row) == "ba<"
+    assert stream(chat_template=False, template=CHAT).text("low", row) == "ba<"
+
+
+def test_a_system_message_that_no_chat_template_would_write_is_refused(stream: Make) -> None:
+    briefly = {"high": {"system": "Be brief."}}
+    stream(chat_template="auto", template=CHAT, texts=briefly)
+    with pytest.raises(
+        ConfigError, match=r"^task\.agents\.high\.system='Be brief\.' has an effect with a chat .*; use"
+    ):
+        stream(chat_template="auto", texts=briefly)
+
+
 def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(stream: Make) -> None:
     made = stream(max_prompt_tokens=6)
     made.ask([{"letters": "abcde"}], torch.tensor([0]))

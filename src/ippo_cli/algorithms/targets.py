@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,16 @@ from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.advantages import ADVANTAGES, Signal, at_turn_value, turn_values
-from ippo_cli.config.schema import Advantage, AlgorithmConfig, Credit, Reweight, Truncation, ValueUnit, WeightLevel
+from ippo_cli.config.schema import (
+    Advantage,
+    AlgorithmConfig,
+    Credit,
+    KlRewardConfig,
+    Reweight,
+    Truncation,
+    ValueUnit,
+    WeightLevel,
+)
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     adaptive_kl_step,
@@ -146,13 +156,9 @@ class Algorithm:
         else:
             kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
         if settings.target is not None:
-            assert settings.horizon is not None
             rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
             total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
-            self.kl_coef[agent.name] = float(
-                adaptive_kl_step(coef, total[0] / total[1], target=settings.target, horizon=settings.horizon,
-                                 num_samples=int(total[1]))
-            )  # fmt: skip
+            self.kl_coef[agent.name] = next_kl_coef(coef, total[0] / total[1], settings, num_samples=int(total[1]))
         return coef * kl
 
     def _weights(self, rollout: Rollout) -> Tensor:
@@ -183,3 +189,11 @@ class Algorithm:
         draws[able] = torch.bincount(drawn, minlength=int(able.sum()))
         rows = share(len(draws), distributed.rank(), distributed.world_size())
         return draws[rows.start : rows.stop]
+
+
+def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:
+    """The adapted coefficient, above 0 always: one that has become 0 could never grow again."""
+    assert settings.target is not None
+    assert settings.horizon is not None
+    step = adaptive_kl_step(coef, current_kl, target=settings.target, horizon=settings.horizon, num_samples=num_samples)
+    return max(step, sys.float_info.min)

@@ -19,6 +19,7 @@ from ippo_cli.config.schema import (
     Gather,
     GridConfig,
     GridRewardConfig,
+    Gsm8kRewardConfig,
     JsonlConfig,
     Processor,
     SortingConfig,
@@ -61,6 +62,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kl.reward.estimator": ("k1", "abs", "k2", "k3", "full"),
     "kl.loss.estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+", "full"),
 }
+CHAT_TEMPLATES = ("auto", True, False)
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
@@ -137,6 +139,8 @@ def _check_agents(config: Config, *, training: bool) -> None:
         raise ConfigError(f"task.length={task.length}", f"is more than the {len(set(task.alphabet))} letters there are",
                           "shorten it, or lengthen task.alphabet")  # fmt: skip
     if isinstance(task, JsonlConfig):
+        if task.chat_template not in CHAT_TEMPLATES:
+            raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
         for key in ("train", "eval") if training else ("eval",):
             if getattr(task, key) is None:
                 raise ConfigError(f"task.{key}=null", "names no data",
@@ -148,9 +152,10 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED_AGENT_NAMES:
         raise ConfigError(where, "is used in metric names and folders",
                           "use letters, digits and '_', and none of " + " ".join(RESERVED_AGENT_NAMES))  # fmt: skip
-    if agent.system is not None and not (isinstance(config.task, JsonlConfig) and config.task.chat_template):
+    chat = config.task.chat_template if isinstance(config.task, JsonlConfig) else False
+    if agent.system is not None and (chat is False or isinstance(agent.actor, TinyActorConfig)):
         raise ConfigError(f"{where}.system={agent.system!r}", "has an effect with a chat template only",
-                          "set task.chat_template=true, or put the text into the template")  # fmt: skip
+                          "use task.chat_template=auto with actor=full, or put the text into the template")  # fmt: skip
     actor = agent.actor
     if isinstance(actor, TinyActorConfig):
         if actor.model is not None:
@@ -163,9 +168,9 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             raise ConfigError(f"actor.num_heads={actor.num_heads}",
                               f"must divide actor.hidden_size={actor.hidden_size} into even parts",
                               "use one of " + divisors(actor.hidden_size // 2))  # fmt: skip
-        if isinstance(config.task, JsonlConfig) and config.task.chat_template:
+        if chat is True:
             raise ConfigError("task.chat_template=true", "needs a tokenizer with a chat template, and actor=tiny's has "
-                              "none", "use actor=full, or task.chat_template=false")  # fmt: skip
+                              "none", "use actor=full, or task.chat_template=auto")  # fmt: skip
         if agent.answer is None:
             raise ConfigError(f"{where}.answer=null", "leaves actor=tiny nothing to learn its alphabet from",
                               "give the reference answer as a template such as '{answer}'")  # fmt: skip
@@ -211,11 +216,16 @@ def _check_reward(config: Config) -> None:
                           "are no interval", "set clip_low below clip_high")  # fmt: skip
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+    if isinstance(reward, FunctionRewardConfig) and reward.whole_batch and reward.overlap_rows:
+        raise ConfigError(f"reward.overlap_rows={reward.overlap_rows}",
+                          "asks about parts of a batch, and reward.whole_batch=true rules that out",
+                          "set one of them to 0 or false")  # fmt: skip
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
         raise ConfigError("reward.kind=grid", "scores walks, and this task's examples have no grid to walk on",
                           "use task=probe_grid, or another reward")  # fmt: skip
-    if isinstance(reward, ExactMatchConfig):
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig):
         for name, agent in config.task.agents.items():
             if agent.answer is None:
-                raise ConfigError(f"task.agents.{name}.answer=null", "leaves exact_match nothing to compare with",
+                raise ConfigError(f"task.agents.{name}.answer=null",
+                                  f"leaves {reward.kind.value} nothing to compare with",
                                   "give the reference answer as a template such as '{answer}'")  # fmt: skip

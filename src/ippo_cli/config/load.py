@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
     },
     "reward": {
         "exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig,
-        "grid": schema.GridRewardConfig,
+        "grid": schema.GridRewardConfig, "gsm8k": schema.Gsm8kRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},

@@ -13,7 +13,6 @@ from ippo_cli.config.schema import (
     Config,
     Credit,
     CriticKind,
-    KlConfig,
     Objective,
     Processor,
     RatioLevel,
@@ -30,7 +29,7 @@ def check_algorithm(config: Config) -> None:
     """Raise `ConfigError` for the first rule that is broken."""
     _check_steps(config)
     _check_critic(config)
-    _check_kl(config.algorithm.kl)
+    _check_kl(config)
     _check_pieces(config)
     _check_rows(config)
 
@@ -157,7 +156,8 @@ def _check_rows(config: Config) -> None:
                           "set both, the first below the second, or neither")  # fmt: skip
 
 
-def _check_kl(kl: KlConfig) -> None:
+def _check_kl(config: Config) -> None:
+    kl, size = config.algorithm.kl, config.rollout.buffer_size
     if kl.reward.coef and kl.loss.coef and not kl.allow_both:
         raise ConfigError(f"algorithm.kl.reward.coef={kl.reward.coef} algorithm.kl.loss.coef={kl.loss.coef}",
                           "penalise the same divergence twice",
@@ -165,6 +165,11 @@ def _check_kl(kl: KlConfig) -> None:
     if kl.reward.target is not None and not kl.reward.coef:
         raise ConfigError(f"algorithm.kl.reward.target={kl.reward.target}", "adapts a coefficient that is 0",
                           "set algorithm.kl.reward.coef to where the adaptation starts")  # fmt: skip
+    # A buffer takes at most the share .2 * size / horizon from the coefficient, and must leave some of it.
+    if kl.reward.target is not None and kl.reward.horizon is not None and size >= 5 * kl.reward.horizon:
+        raise ConfigError(f"algorithm.kl.reward.horizon={kl.reward.horizon}",
+                          f"lets one buffer of rollout.buffer_size={size} take the coefficient to 0 or below",
+                          f"use more than a fifth of the buffer, at least {size // 5 + 1}; 10000 is usual")  # fmt: skip
     if kl.loss.estimator == "k1" and kl.loss.coef:
         raise ConfigError("algorithm.kl.loss.estimator=k1", "has a gradient that is zero on average as a loss",
                           "use k2, k3, k1+ or full")  # fmt: skip

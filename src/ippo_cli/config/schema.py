@@ -54,6 +54,7 @@ class RewardKind(str, Enum):
     exact_match = "exact_match"
     function = "function"
     grid = "grid"
+    gsm8k = "gsm8k"
 
 
 class TeamKind(str, Enum):
@@ -161,6 +162,11 @@ class Match(str, Enum):
     exact = "exact"
 
 
+class NumberMatch(str, Enum):
+    strict = "strict"
+    flexible = "flexible"
+
+
 class Gather(str, Enum):
     all = "all"
     layer = "layer"
@@ -259,8 +265,8 @@ class AgentWords:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
-    system: str | None  # system message; used with the tokenizer's chat template only
-    answer: str | None  # the reference answer as a template; exact_match and the warm start use it
+    system: str | None  # system message; needs a chat template
+    answer: str | None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
 
 
 @dataclass
@@ -301,7 +307,7 @@ class JsonlConfig(TaskConfig):
     eval_split: str  # split of a hub dataset
     eval_size: int | None  # use only the first rows; null = all
     data_config: str | None  # configuration name of a hub dataset
-    chat_template: bool  # render prompts through the tokenizer's chat template
+    chat_template: bool | str  # through the tokenizer's chat template: auto (where there is one) | true | false
 
 
 @dataclass
@@ -431,7 +437,7 @@ class RolloutConfig:
 class RewardConfig:
     """How responses become scores."""
 
-    kind: RewardKind  # exact_match | function | grid
+    kind: RewardKind  # exact_match | function | grid | gsm8k
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
@@ -456,6 +462,7 @@ class FunctionRewardConfig(RewardConfig):
     """A function of the user's."""
 
     function: str | None  # path.py:function or module:function
+    whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
 
 
 @dataclass
@@ -463,6 +470,13 @@ class GridRewardConfig(RewardConfig):
     """How near to its goal a walk ended, less what its detours cost."""
 
     step_cost: float  # subtracted for every step that did not bring the walk nearer
+
+
+@dataclass
+class Gsm8kRewardConfig(RewardConfig):
+    """Whether a response's number is that of the reference answer."""
+
+    match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are reported
 
 
 @dataclass
@@ -574,6 +588,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_exact_match": ExactMatchConfig,
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
+    "reward_gsm8k": Gsm8kRewardConfig,
     "team": TeamConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,

@@ -29,6 +29,10 @@ class Reward:
     valid: Sequence[bool] | None = None  # [B]; None: all
 
 
+class LengthError(ValueError):
+    """Numbers for more or fewer rows than were asked about."""
+
+
 RESERVED_PARTS = ("score", "failed_share")  # names of metrics that are there for every reward
 RewardFunction = Callable[[Sequence[Example], Responses], Reward]
 
@@ -57,7 +61,7 @@ def checked(reward: Reward, agents: Sequence[str], rows: int) -> Reward:
 def _numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
     if isinstance(given, str) or not hasattr(given, "__len__") or len(given) != rows:
         length = len(given) if hasattr(given, "__len__") else repr(given)
-        raise ValueError(f"'{name}' must have one entry for each of the {rows} rows, not {length}")
+        raise LengthError(f"'{name}' must have one entry for each of the {rows} rows, not {length}")
     numbers: list[float] = []
     for row, entry in enumerate(given):
         countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too

@@ -9,15 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ippo_cli.config.errors import ConfigError, IppoError, RewardError
-from ippo_cli.config.schema import Processor, RewardConfig
+from ippo_cli.config.errors import ConfigError, RewardError
+from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
+from ippo_cli.rewards.early import EarlyAnswers
 from ippo_cli.rewards.located import located
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.retry import Answers
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
-
-ATTEMPTS = 3
 
 
 def score(
@@ -27,15 +27,17 @@ def score(
     config: RewardConfig,
     moments: Mapping[str, ScoreMoments],
     *,
+    early: EarlyAnswers | None = None,
     observe: bool = True,
 ) -> dict[str, Scores]:
     """Each agent's scores of the rows of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
 
-    A running z-score takes these rows into the agents' `moments` first, unless told not to `observe` them.
+    `early` holds what the reward was asked while rows were still being written. A running z-score takes these rows into
+    the agents' `moments` first, unless told not to `observe` them.
     """
     examples = next(iter(batch.values())).examples
     responses = {name: rollout.texts for name, rollout in rollouts.items()}
-    given, failure = attempt(reward, examples, responses)
+    given, failure = attempt(reward, examples, responses, config, early)
     device = next(iter(rollouts.values())).response_ids.device
     allowed = torch.tensor([True] * len(examples) if given.valid is None else given.valid, dtype=torch.bool)
     with distributed.failing_together():
@@ -59,29 +61,36 @@ def _scores(
 
 
 def attempt(
-    reward: RewardFunction, examples: Sequence[Example], responses: Responses
+    reward: RewardFunction,
+    examples: Sequence[Example],
+    responses: Responses,
+    config: RewardConfig,
+    early: EarlyAnswers | None = None,
 ) -> tuple[Reward, Exception | None]:
-    """The reward's answer; after failing attempts, an answer without a valid row and what went wrong.
+    """The reward's answer, without a valid number where it kept failing, and what went wrong first.
 
-    Every rank's answer has the same parts: NaN where a rank's own has none.
+    Rows that were asked about early are asked again only where that failed. Every rank's answer has the same parts:
+    NaN where a rank's own has none.
     """
+
+    def ask(part: list[int]) -> Reward:
+        texts = {name: [said[row] for row in part] for name, said in responses.items()}
+        return checked(reward([examples[row] for row in part], texts), list(responses), len(part))
+
     rows = len(examples)
-    failure: Exception | None = None
-    nothing = [math.nan] * rows
-    given = Reward(team=nothing, agent=dict.fromkeys(responses, nothing), valid=[False] * rows)
+    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch
+    most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
+    answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
     with distributed.failing_together():
-        for _ in range(ATTEMPTS):
-            try:
-                given, failure = checked(reward(examples, responses), list(responses), rows), None
-                break
-            except IppoError:
-                raise
-            except Exception as error:  # a user's function may raise anything: it is counted, shown, and ends the run
-                failure = error
-            except SystemExit as error:  # it may not end the run as if that had been done
-                failure = RuntimeError(f"it called exit({error.code})").with_traceback(error.__traceback__)
+        begun = early() if early is not None else []
+        for part, answer in begun:
+            answers.take(part, answer)
+        known = {row for part, _ in begun for row in part}
+        if rest := [row for row in range(rows) if row not in known]:
+            answers.take(rest)
+    given = answers.merged(list(responses), rows)
     every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
-    return replace(given, parts={name: given.parts.get(name, nothing) for name in every}), failure
+    return replace(given, parts={name: given.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
 def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:

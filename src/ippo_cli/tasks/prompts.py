@@ -11,11 +11,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig
+from ippo_cli.config.schema import AgentConfig, JsonlConfig, TaskConfig
 from ippo_cli.types import Example, PromptBatch
 
 ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
 SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
+
+
+def chat_template(task: TaskConfig) -> bool | str:
+    """Whether a task's prompts go through the tokenizer's chat template: True, False or `auto`."""
+    return task.chat_template if isinstance(task, JsonlConfig) else False
 
 
 def share(total: int, rank: int, world_size: int) -> range:
@@ -74,7 +79,7 @@ class PromptStream:
         prompts_per_iteration: int,
         num_generations: int,
         max_prompt_tokens: int,
-        chat_template: bool,
+        chat_template: bool | str,
     ) -> None:
         self.examples = examples
         self.agents = agents
@@ -83,13 +88,25 @@ class PromptStream:
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
         self.max_prompt_tokens = max_prompt_tokens
-        self.chat_template = chat_template
         self._pass_order: tuple[int, list[int]] = (-1, [])
-        for name, tokenizer in tokenizers.items():
-            if chat_template and tokenizer.chat_template is None:
-                raise ConfigError("task.chat_template=true",
-                                  f"needs a chat template, and agent {name}'s tokenizer has none",
-                                  "set task.chat_template=false, or use an instruction-tuned model")  # fmt: skip
+        self._chats = {name: self._has_chat(name, chat_template) for name in tokenizers}
+
+    def _has_chat(self, agent: str, wanted: bool | str) -> bool:
+        """Whether an agent is asked through its tokenizer's chat template; `auto` does so where there is one."""
+        there = self.tokenizers[agent].chat_template is not None
+        if wanted is True and not there:
+            raise ConfigError(
+                "task.chat_template=true",
+                f"needs a chat template, and agent {agent}'s tokenizer has none",
+                "set task.chat_template=auto, or use an instruction-tuned model",
+            )
+        chat = bool(wanted) and there
+        system = self.agents[agent].system
+        if system is not None and not chat:
+            raise ConfigError(f"task.agents.{agent}.system={system!r}",
+                              "has an effect with a chat template only, and none is used for this agent",
+                              "use an instruction-tuned model, or put the text into the template")  # fmt: skip
+        return chat
 
     def batch(self, iteration: int, rank: int, world_size: int) -> dict[str, PromptBatch]:
         """This rank's prompts of an iteration (counted from 0), by agent; responses to one prompt lie together."""
@@ -107,7 +124,7 @@ class PromptStream:
         """What an agent reads about an example."""
         config = self.agents[agent]
         prompt = fill(config.template, example, f"task.agents.{agent}.template")
-        if not self.chat_template:
+        if not self._chats[agent]:
             return prompt
         messages = [{"role": "user", "content": prompt}]
         if config.system is not None:
@@ -165,7 +182,7 @@ class PromptStream:
 
     def _ids(self, agent: str, texts: Sequence[str]) -> list[list[int]]:
         # A chat template writes its own special tokens.
-        special = not self.chat_template
+        special = not self._chats[agent]
         return self.tokenizers[agent](list(texts), add_special_tokens=special).input_ids if texts else []
 
     def _refuse(self, agent: str, text: str, length: int, place: str = ",") -> None:

@@ -38,7 +38,8 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         rollouts = ask(batch, mode == "greedy")
-        given, failure = attempt(reward, examples, {name: rollout.texts for name, rollout in rollouts.items()})
+        responses = {name: rollout.texts for name, rollout in rollouts.items()}
+        given, failure = attempt(reward, examples, responses, config.reward)
         with distributed.failing_together():
             scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
         found = _metrics(given, scores, rollouts, len(task.held_out))

@@ -12,12 +12,12 @@ from typing import Any
 from ippo_cli.agents.agent import Loaded
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
-from ippo_cli.config.schema import Config, JsonlConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect, context_limit
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.prompts import PromptStream, chat_template
 from ippo_cli.tasks.task import Task, load_held_out
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
@@ -74,7 +74,7 @@ def _evaluate(
             held_out, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
             seed=config.seed, prompts_per_iteration=1, num_generations=1,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
-            chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+            chat_template=chat_template(config.task),
         )  # fmt: skip
         contexts = {name: context_limit(speaker.policy.lm.config, config.rollout) for name, speaker in speakers.items()}
         prompts.refuse_too_long(enumerate(held_out), "the held-out data", contexts)

@@ -19,7 +19,6 @@ from ippo_cli.config.schema import (
     AgentConfig,
     Config,
     Device,
-    JsonlConfig,
     SeparateCriticConfig,
     TinyActorConfig,
     ValueHeadCriticConfig,
@@ -35,7 +34,7 @@ from ippo_cli.models.shape import (
 )
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
 from ippo_cli.rollout.collect import context_limit
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.prompts import PromptStream, chat_template
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
 
@@ -141,7 +140,7 @@ def prompt_stream(config: Config, plan: Arithmetic, task: Task, material: Materi
         task.train, config.task.agents, material.tokenizers,
         seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
         num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=isinstance(config.task, JsonlConfig) and config.task.chat_template,
+        chat_template=chat_template(config.task),
     )  # fmt: skip
     prompts.refuse_too_long(prompts.asked(plan.num_iterations), "the training data", material.contexts)
     prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", material.contexts)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from ippo_cli.config.errors import PreemptionRequested
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import Responses, Reward, RewardFunction
 from ippo_cli.training.handlers import handling
-from ippo_cli.types import Example
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 REWARD_GRACE_S = 10.0
@@ -59,17 +61,17 @@ class PreemptionHandler:
         """Whether Ctrl-C came twice."""
         return self._interrupts > 1
 
-    def interruptible(self, reward: RewardFunction) -> RewardFunction:
-        """The same reward, to be called in the main thread: what has not answered `REWARD_GRACE_S` after the signal
-        raises `PreemptionRequested`.
+    def interruptible(self, reward: Callable[P, T]) -> Callable[P, T]:
+        """The same call of a reward, to be made in the main thread: what has not returned `REWARD_GRACE_S` after the
+        signal raises `PreemptionRequested`.
 
         A reward whose own worker processes died of the same signal would be waited for without end.
         """
 
-        def called(examples: Sequence[Example], responses: Responses) -> Reward:
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
             self._calls_reward = True
             try:
-                return reward(examples, responses)
+                return reward(*args, **kwargs)
             finally:
                 self._calls_reward = False
 

@@ -133,12 +133,20 @@ class Trainer:
         if algorithm.needs_greedy:
             with clock("rollout"):
                 likeliest = self._collect(batch, seed=config.seed, purpose="", greedy=True)
-        with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as (reward, said):
+        with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as early:
             with clock("rollout"):
-                sampled = self._collect(batch, seed=config.seed, purpose=f"train/{iteration}", said=said)
+                sampled = self._collect(
+                    batch, seed=config.seed, purpose=f"train/{iteration}", said=early.said if early else None
+                )
             with clock("score"):
-                reward = self.preemption.interruptible(reward)
-                scores = score(reward, batch, sampled, config.reward, self.state.moments)
+                scores = score(
+                    self.preemption.interruptible(self.reward),
+                    batch,
+                    sampled,
+                    config.reward,
+                    self.state.moments,
+                    early=self.preemption.interruptible(early.answered) if early else None,
+                )
         greedy = self._scored_greedy(batch, likeliest, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:

@@ -1,0 +1,76 @@
+"""`reward=gsm8k`: whether the number that a response ends with is the reference answer's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+
+from ippo_cli.config.schema import NumberMatch
+from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.tasks.prompts import fill
+from ippo_cli.types import Example
+
+# An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.
+_NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_ANSWER = re.compile(rf"####[ \t]*({_NUMBER})")
+_ANY = re.compile(_NUMBER)
+
+
+class Gsm8k:
+    """1 for a right number, 0 for a wrong one or none; the team's reward is the mean over its agents.
+
+    `strict` reads the number after the last `####`, `flexible` the last number of the response; both are reported.
+    `so 7. #### 1,024.00` is right for `1024` by either rule, `the answer is 1024` by the second alone.
+
+    The two rules are those that verl publishes (verl/utils/reward_score/gsm8k.py); numbers are compared as numbers
+    here, where it compares their characters after taking commas out.
+    """
+
+    def __init__(self, answers: Mapping[str, str], match: NumberMatch) -> None:
+        self.answers = answers
+        self.match = match
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        strict: dict[str, list[float]] = {}
+        flexible: dict[str, list[float]] = {}
+        for name, texts in responses.items():
+            wanted = [reference_number(fill(self.answers[name], example, f"task.agents.{name}.answer"))
+                      for example in examples]  # fmt: skip
+            strict[name] = _right(wanted, map(strict_number, texts))
+            flexible[name] = _right(wanted, map(last_number, texts))
+        own = strict if self.match is NumberMatch.strict else flexible
+        return Reward(team=_mean(own), agent=own, parts={"strict": _mean(strict), "flexible": _mean(flexible)})
+
+
+def strict_number(text: str) -> Decimal | None:
+    """The number after the last `####` that a number follows."""
+    found = _ANSWER.findall(text)
+    return _value(found[-1]) if found else None
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of the text."""
+    found = _ANY.findall(text)
+    return _value(found[-1]) if found else None
+
+
+def reference_number(text: str) -> Decimal | None:
+    """The number of a reference answer: a solution that ends with `#### number`, or the number alone."""
+    number = strict_number(text)
+    return last_number(text) if number is None else number
+
+
+def _value(number: str) -> Decimal:
+    """`-$1,024.00` as -1024."""
+    return Decimal(number.replace("\u2212", "-").replace("$", "").replace(",", ""))
+
+
+def _right(wanted: Sequence[Decimal | None], given: Iterable[Decimal | None]) -> list[float]:
+    """Whether numbers are the wanted ones; NaN, which is no score, where a reference has none."""
+    return [math.nan if right is None else float(right == number) for right, number in zip(wanted, given, strict=True)]
+
+
+def _mean(own: Mapping[str, Sequence[float]]) -> list[float]:
+    return [sum(row) / len(row) for row in zip(*own.values(), strict=True)]

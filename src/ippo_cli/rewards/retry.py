@@ -1,0 +1,108 @@
+"""Asking a reward again where it failed: as a whole, then by halves, so that a bad row costs no other row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ippo_cli.config.errors import IppoError
+from ippo_cli.rewards.contract import LengthError, Reward
+
+ATTEMPTS = 3
+Ask = Callable[[list[int]], Reward]
+"""From rows of the buffer to the reward's checked answer about them."""
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """What a reward has answered so far, part by part, and how many rows it gave no answer for."""
+
+    ask: Ask
+    divisible: bool  # whether a part may be asked about in pieces
+    spare: float  # failed rows after which no more is asked: the run stops, whatever the rest would be
+    parts: list[tuple[list[int], Reward]] = field(default_factory=list)
+    failed: int = 0
+    failure: Exception | None = None  # why the first of the failed rows has no answer
+
+    def take(self, rows: list[int], first: Reward | BaseException | None = None) -> None:
+        """Ask about rows up to `ATTEMPTS` times as they are, then in halves down to single rows.
+
+        `first` is what came of an attempt that was made before.
+        """
+        if isinstance(first, Reward):
+            self.parts.append((rows, first))
+            return
+        if self.failure is not None and self.failed > self.spare:
+            self._give_up(rows, self.failure)
+            return
+        error = None if first is None else as_failure(first)
+        for _ in range(ATTEMPTS if error is None else ATTEMPTS - 1):
+            error = self._attempt(rows)
+            if error is None:
+                return
+        assert error is not None
+        self._divide(rows, error)
+
+    def merged(self, agents: Sequence[str], rows: int) -> Reward:
+        """One answer for all rows: NaN and not valid where there is none, NaN where a part lacks what another has."""
+        if len(self.parts) == 1 and self.parts[0][0] == list(range(rows)):
+            return self.parts[0][1]
+
+        def joined(pick: Callable[[Reward], Sequence[float] | None]) -> list[float]:
+            numbers = [math.nan] * rows
+            for part, reward in self.parts:
+                for row, number in zip(part, pick(reward) or [math.nan] * len(part), strict=True):
+                    numbers[row] = number
+            return numbers
+
+        answers = [reward for _, reward in self.parts]
+        names = sorted({name for reward in answers for name in reward.parts})
+        # Without any answer there are no numbers of either kind, rather than none of one kind.
+        team = not answers or any(reward.team is not None for reward in answers)
+        own = not answers or any(reward.agent for reward in answers)
+        return Reward(
+            team=joined(lambda reward: reward.team) if team else None,
+            agent={name: joined(lambda reward, name=name: reward.agent.get(name)) for name in agents} if own else {},
+            parts={name: joined(lambda reward, name=name: reward.parts.get(name)) for name in names},
+            valid=[number == 1.0 for number in joined(_valid)],
+        )
+
+    def _attempt(self, rows: list[int]) -> Exception | None:
+        try:
+            answer = self.ask(rows)
+        except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
+            return as_failure(error)
+        self.parts.append((rows, answer))
+        return None
+
+    def _divide(self, rows: list[int], error: Exception) -> None:
+        """Look for the rows of a failing part that can be answered."""
+        # Numbers for too many or too few rows are a mistake in the function, which single rows would hide.
+        if len(rows) == 1 or not self.divisible or isinstance(error, LengthError):
+            self._give_up(rows, error)
+            return
+        middle = len(rows) // 2
+        for half in (rows[:middle], rows[middle:]):
+            if self.failed > self.spare:
+                self._give_up(half, error)
+            elif (own := self._attempt(half)) is not None:
+                self._divide(half, own)
+
+    def _give_up(self, rows: list[int], error: Exception) -> None:
+        self.failed += len(rows)
+        self.failure = self.failure or error
+
+
+def as_failure(error: BaseException) -> Exception:
+    """What is counted as a failed reward; our own errors and requests to leave are raised instead."""
+    if isinstance(error, SystemExit):  # it may not end the run as if that had been done
+        return RuntimeError(f"it called exit({error.code})").with_traceback(error.__traceback__)
+    if isinstance(error, IppoError) or not isinstance(error, Exception):
+        raise error
+    return error
+
+
+def _valid(reward: Reward) -> Sequence[float]:
+    numbers = reward.team if reward.team is not None else next(iter(reward.agent.values()))
+    return [1.0] * len(numbers) if reward.valid is None else [float(one) for one in reward.valid]

@@ -1,0 +1,113 @@
+"""What is composed when little is typed: a toy's values for a toy, published ones for a pretrained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import compose_node, config_dir, leaves, load_config, resolve
+from ippo_cli.config.schema import Config
+
+MODEL = ("actor=full", "actor.model=some/model")
+DATA = ("task=jsonl", "task.train=train.jsonl", "task.eval=test.jsonl")
+FUNCTION = ("reward=function", "reward.function=reward.py:score")
+ALGORITHMS = ("ippo", "ppo", "grpo", "actor_critic", "turn_ppo")  # the others start from these pieces
+
+
+def composed(*overrides: str) -> Config:
+    config = load_config(overrides)
+    check(config, 1)
+    return config
+
+
+def test_the_embedded_job_is_the_same_spelled_out() -> None:
+    assert composed("algorithm=ippo", "critic=separate") == composed()
+    assert composed("task=sorting", "actor=tiny", "reward=exact_match", "rollout=hf") == composed()
+
+
+def assert_fit_for_a_pretrained_model(config: Config) -> None:
+    """Rates and sizes of the order that is published for such models, and none of the embedded job's."""
+    for agent in config.task.agents.values():
+        assert 1e-7 <= agent.actor.learning_rate <= 1e-5
+        critic_rate = getattr(agent.critic, "learning_rate", None)
+        assert critic_rate is None or agent.actor.learning_rate <= critic_rate <= 5e-5
+        assert agent.actor.warmup_iterations > 0
+    assert config.rollout.max_new_tokens >= 256
+    assert config.rollout.buffer_size == 256
+    assert config.num_epochs is not None or (config.num_iterations or 0) >= 200
+    assert config.evaluation.every >= 50
+    assert config.checkpoint.every >= 50
+    assert config.algorithm.gae_lambda in (None, 1.0) or config.algorithm.credit.value == "turn"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_pretrained_model_gets_none_of_the_toys_values(algorithm: str) -> None:
+    config = composed(*MODEL, *DATA, *FUNCTION, f"algorithm={algorithm}")
+    assert_fit_for_a_pretrained_model(config)
+
+
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_a_critic_follows_the_size_of_its_actor(critic: str) -> None:
+    assert composed("algorithm=ppo", f"critic={critic}").critic.learning_rate == 1e-3  # type: ignore[attr-defined]
+    full = composed("algorithm=ppo", f"critic={critic}", *MODEL, *DATA, *FUNCTION)
+    assert full.critic.learning_rate == 1e-5  # type: ignore[attr-defined]
+
+
+def test_what_is_typed_wins_over_what_actor_and_task_ask_for() -> None:
+    typed = ("critic.learning_rate=3e-4", "num_iterations=7", "rollout.buffer_size=64", "rollout.max_new_tokens=9",
+             "evaluation.every=3", "checkpoint.every=4", "algorithm.gae_lambda=0.5")  # fmt: skip
+    for choice in ((), ("task=gsm8k", *MODEL)):
+        for overrides in ((*choice, *typed), (*typed, *choice)):
+            config = composed(*overrides)
+            assert config.critic.learning_rate == 3e-4  # type: ignore[attr-defined]
+            assert (config.num_iterations, config.algorithm.gae_lambda) == (7, 0.5)
+            assert (config.rollout.buffer_size, config.rollout.max_new_tokens) == (64, 9)
+            assert (config.evaluation.every, config.checkpoint.every) == (3, 4)
+
+
+def test_gsm8k_with_a_model_is_what_an_expert_would_type() -> None:
+    config = composed("task=gsm8k", *MODEL)
+    assert_fit_for_a_pretrained_model(config)
+    assert (config.reward.kind.value, config.reward.match.value) == ("gsm8k", "strict")  # type: ignore[attr-defined]
+    assert config.task.headline == "greedy/score"
+    assert config.rollout.max_new_tokens == 512
+    task = config.task
+    assert (task.train, task.eval, task.data_config) == ("openai/gsm8k", "openai/gsm8k", "main")  # type: ignore[attr-defined]
+    assert (task.train_split, task.eval_split, task.chat_template) == ("train", "test", "auto")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reward", [FUNCTION, ("reward=exact_match",)])
+def test_another_reward_than_the_tasks_own_can_be_typed_on_either_side_of_it(reward: tuple[str, ...]) -> None:
+    for overrides in (("task=gsm8k", *MODEL, *reward), (*reward, "task=gsm8k", *MODEL)):
+        assert composed(*overrides).reward.kind.value == reward[0].partition("=")[2]
+
+
+def test_another_task_leaves_gsm8ks_choices_behind() -> None:
+    assert composed(*DATA, *MODEL, *FUNCTION).task.headline == "sampled/score"
+    assert composed("task=sorting", *MODEL).reward.kind.value == "exact_match"
+
+
+def test_an_experiment_wins_over_what_its_actor_asks_for() -> None:
+    config = composed("+experiment=probe_grid")
+    assert (config.num_iterations, config.rollout.buffer_size, config.evaluation.every) == (300, 256, 0)
+
+
+def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
+    known = {name for name, _ in leaves(resolve(compose_node([])))}
+    files = {"run": "", "critic": "critic.", "gae": "algorithm."}
+    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == set(files)
+    for folder, prefix in files.items():
+        for file in (config_dir() / "base" / folder).glob("*.yaml"):
+            assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"
+            given = {f"{prefix}{name}" for name, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))}
+            assert given <= known, file
+
+
+def test_an_actor_of_the_users_own_has_the_values_for_pretrained_models(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "mine.yaml").write_text("defaults: [full, _self_]\nmodel: some/model\n")
+    config = composed(f"hydra.searchpath=[file://{tmp_path}]", "actor=mine", *DATA, *FUNCTION)
+    assert_fit_for_a_pretrained_model(config)

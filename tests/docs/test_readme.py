@@ -1,0 +1,48 @@
+"""The README's commands compose, and those for one's own model to something that can learn."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.cli.arguments import arguments
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import load_config
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def commands() -> list[list[str]]:
+    """The overrides of every `ippo-train` command in a block of the README."""
+    found: list[list[str]] = []
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["ippo-train"]:
+                found.append(words[1:])
+    return found
+
+
+# Sweeps, flags and runs to go on from are composed by tests of their own.
+PLAIN = [words for words in commands() if not any(word.startswith(("-", "resume=")) for word in words)]
+
+
+@pytest.mark.parametrize("words", PLAIN, ids=" ".join)
+def test_a_command_of_the_readme_composes_and_passes_the_checks(words: list[str]) -> None:
+    config = load_config(arguments(words))
+    check(config, config.launch.processes)
+    for agent in config.task.agents.values() if "actor=full" in words else ():
+        assert agent.actor.dtype.value == "bf16"
+        assert agent.actor.learning_rate <= 1e-5
+        assert getattr(agent.critic, "learning_rate", 1e-5) <= 5e-5
+        assert config.rollout.max_new_tokens >= 256
+        assert (config.num_iterations or 0) >= 200
+        assert config.task.chat_template == "auto"  # type: ignore[attr-defined]
+
+
+def test_the_readme_says_how_to_train_a_model_of_ones_own() -> None:
+    assert any("actor=full" in words for words in PLAIN)
+    assert len(PLAIN) >= 5

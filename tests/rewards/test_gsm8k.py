@@ -1,0 +1,80 @@
+"""Numbers read from responses, and compared as numbers."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.schema import NumberMatch
+from ippo_cli.rewards.gsm8k import Gsm8k, last_number, reference_number, strict_number
+
+FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
+REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("#### 18", "18", "18"),
+        ("####18", "18", "18"),
+        ("#### 18.", "18", "18"),
+        ("#### 18.00", "18", "18"),
+        ("#### $18", "18", "18"),
+        ("#### 1,024 dollars", "1024", "1024"),
+        ("#### $1,024.50.", "1024.5", "1024.5"),
+        ("#### -3", "-3", "-3"),
+        ("#### \u22123", "-3", "-3"),
+        ("#### -$3", "-3", "-3"),
+        ("#### $-3", "-3", "-3"),
+        ("#### .5", "0.5", "0.5"),
+        ("#### 7\n#### 18", "18", "18"),  # the last one counts
+        ("#### 18\nIn 2 days twice as much.", "18", "2"),
+        ("#### 18\n####", "18", "18"),
+        ("The answer is 18", None, "18"),
+        ("so 21-3 = 18", None, "18"),
+        ("that is 21-3", None, "3"),  # a difference has no negative number
+        ("#### eighteen", None, None),
+        ("### 18", None, "18"),
+        ("", None, None),
+        (". , $ -", None, None),
+        ("9" * 5000, None, "9" * 5000),
+    ],
+)
+def test_what_the_two_rules_read(text: str, strict: str | None, flexible: str | None) -> None:
+    assert strict_number(text) == (None if strict is None else Decimal(strict))
+    assert last_number(text) == (None if flexible is None else Decimal(flexible))
+
+
+def test_the_key_chooses_the_score_and_both_are_reported() -> None:
+    texts = ["#### 18.0", "it is 18", "#### 17", "no idea"]
+    for match, expected in ((NumberMatch.strict, [1.0, 0.0, 0.0, 0.0]), (NumberMatch.flexible, [1.0, 1.0, 0.0, 0.0])):
+        found = Gsm8k({"solver": "{answer}"}, match)([{"answer": REFERENCE}] * 4, {"solver": texts})
+        assert found.team == found.agent["solver"] == expected
+        assert found.parts == {"strict": [1.0, 0.0, 0.0, 0.0], "flexible": [1.0, 1.0, 0.0, 0.0]}
+
+
+def test_the_teams_reward_is_the_mean_over_its_agents_each_against_its_own_answer() -> None:
+    reward = Gsm8k({"a": "{answer}", "b": "{other}"}, NumberMatch.strict)
+    found = reward([{"answer": REFERENCE, "other": "1,000"}], {"a": ["#### 18"], "b": ["#### 18"]})
+    assert found.team == [0.5]
+    assert found.agent == {"a": [1.0], "b": [0.0]}
+
+
+def test_a_reference_without_a_number_gives_no_score_rather_than_none_right() -> None:
+    found = Gsm8k({"solver": "{answer}"}, NumberMatch.strict)([{"answer": "unknown"}], {"solver": ["#### 1"]})
+    assert found.team is not None
+    assert found.team[0] != found.team[0], "NaN: such a row is left out and counted"
+
+
+@pytest.mark.skipif(not FILE.is_file(), reason="the GSM8K files are not beside the checkout")
+def test_every_reference_of_the_data_has_its_number() -> None:
+    rows = [json.loads(line) for line in FILE.read_text().splitlines()]
+    assert len(rows) == 1319
+    for row in rows:
+        written = row["answer"].rsplit("#### ", 1)[1].replace(",", "")
+        assert reference_number(row["answer"]) == Decimal(written)
+    reward = Gsm8k({"solver": "{answer}"}, NumberMatch.strict)
+    assert reward(rows, {"solver": [row["answer"] for row in rows]}).team == [1.0] * 1319
