@@ -13,10 +13,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.arguments import SEARCH_PATH
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.files import shortest
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
+from ippo_cli.config.searchpath import SEARCH_PATH, options_below, own_files
 
 HIDDEN_GROUPS = ("base", "schema")
 
@@ -36,11 +37,9 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
 def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
     """The configuration groups and their options, those in folders that the overrides add included."""
     found: dict[str, list[str]] = {}
-    for root in (config_dir(), *_added_folders(overrides)):
-        for file in sorted(root.rglob("*.yaml")):
-            group = str(file.parent.relative_to(root))
-            if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
-                found.setdefault(group, []).append(file.stem)
+    for group, file in (*options_below(config_dir()), *own_files(overrides)):
+        if group.split("/")[0] not in HIDDEN_GROUPS:
+            found.setdefault(group, []).append(file.stem)
     return found
 
 
@@ -53,12 +52,6 @@ def offered(completions: str) -> str:
 def _turn(text: str) -> tuple[bool, bool]:
     """Folders first, for the options in them; then choices: they decide what keys exist."""
     return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in groups()
-
-
-def _added_folders(overrides: Sequence[str]) -> list[Path]:
-    parser = OverridesParser.create()
-    added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
-    return [Path(str(folder).removeprefix("file://")) for folders in added for folder in folders or []]
 
 
 def _single_values(text: str) -> list[str]:
@@ -77,7 +70,7 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     if not _:
         return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
     if name in options:
-        return ConfigError(text, "names no option of this group", _suggest(value, options[name], "use one of "))
+        return _explain_choice(text, name, value, good, options[name], error)
     node = compose_node(good)
     plain = OmegaConf.to_container(node, resolve=False)
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
@@ -97,6 +90,19 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     return ConfigError(
         text, "is no key", _suggest(name, _reachable(name, keys, options), "did you mean ", question=True)
     )
+
+
+def _explain_choice(
+    text: str, group: str, value: str, good: Sequence[str], options: Sequence[str], error: Exception
+) -> ConfigError:
+    """A group's option that is not there, or one that cannot be composed."""
+    option = value.strip("'\"")
+    if option in options:
+        own = [shortest(file) for at, file in own_files(good) if (at, file.stem) == (group, option)]
+        return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{_first_lines(error)}")
+    if option.startswith("{"):
+        return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
+    return ConfigError(text, "names no option of this group", _suggest(option, options, "use one of "))
 
 
 def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.searchpath import register_option_files
 
 T = TypeVar("T")
 
@@ -59,7 +60,8 @@ def config_dir() -> Path:
 
 
 def register_schemas() -> None:
-    """Make every schema known to Hydra, so that a YAML file can name its own first."""
+    """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
+    register_option_files()
     store = ConfigStore.instance()
     for name, node in schema.SCHEMAS.items():
         store.store(group="schema", name=name, node=node)
@@ -80,11 +82,12 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 def resolve(node: DictConfig) -> dict[str, Any]:
     """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    _refuse_kinds_alone(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
-        if agent is None:
-            raise ConfigError(f"task.agents.{name}=null", "agents cannot be removed by an override",
-                              "name the agents that you want in a task file of your own")  # fmt: skip
+        if OmegaConf.is_missing(agent, "template"):
+            raise ConfigError(f"task.agents.{name}.template", "is missing",
+                              "give the prompt, such as '{question}'")  # fmt: skip
         own = {leaf: agent[leaf] for leaf in agent if leaf not in PER_AGENT}
         for group in PER_AGENT:
             own[group] = _merged(node, group, agent[group], name)
@@ -137,6 +140,16 @@ def leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, plain
+
+
+def _refuse_kinds_alone(node: DictConfig) -> None:
+    """Raise where `kind` alone was changed: the other keys of the group are those of another kind."""
+    for group, kinds in KINDS.items():
+        kind = str(getattr(node[group].kind, "value", node[group].kind))
+        if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
+            options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
+            raise ConfigError(f"{group}.kind={kind}", f"cannot be set by itself: it comes with the option of {group}=",
+                              f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}")  # fmt: skip
 
 
 def _without_missing(plain: Any) -> Any:

@@ -1,0 +1,101 @@
+"""Names of models and datasets that are no files here: told at once where no hub can answer for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from glob import has_magic
+from pathlib import Path
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Config, JsonlConfig, SeparateCriticConfig
+
+ENDPOINT = "https://huggingface.co"
+PROBE_S = 5.0  # how long the hub may take to answer
+TRUE = ("1", "ON", "YES", "TRUE")
+ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".txt")
+
+
+def settle_hub(config: Config, *, models: bool = True) -> None:
+    """Raise `PreflightError` for a path that is not there, and go offline where a hub is needed and none answers.
+
+    Libraries that look a name up try again and again for a minute before they say so; offline they look into their
+    cache and answer at once. To be called before any of them is imported. Without `models` the data alone counts.
+    """
+    names = [*(_models(config) if models else ()), *_data(config)]
+    wanted = [(setting, name) for setting, name in names if not Path(name).exists()]
+    for setting, name in wanted:
+        if looks_like_path(name):
+            raise PreflightError(f"{setting}={name}: there is no such file or folder")
+    if not wanted or is_offline() or hub_answers():
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    said = " ".join(dict.fromkeys(f"{setting}={name}" for setting, name in wanted))
+    print(f"ippo: {_endpoint()} does not answer; {said} can come from this machine's cache only",
+          file=sys.stderr, flush=True)  # fmt: skip
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be one of a file or folder: hub ids are `name` or `owner/name`."""
+    return (
+        name.startswith(("/", "./", "../", "~"))
+        or name in (".", "..")
+        or name.count("/") > 1
+        or name.endswith(("/", *ROWS))
+        or any(c in name for c in "*?[ \\")
+    )
+
+
+def is_offline() -> bool:
+    """Whether the user wants no hub to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in TRUE
+
+
+def hub_answers() -> bool:
+    """Whether the hub sends anything within a few seconds. In a thread, since looking up its address has no limit."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(_endpoint(), method="HEAD"), timeout=PROBE_S).close()
+        except urllib.error.HTTPError:
+            found.append(True)  # it answers
+        except (OSError, ValueError):
+            return
+        else:
+            found.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PROBE_S + 1.0)
+    return bool(found)
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
+
+
+def _models(config: Config) -> Iterator[tuple[str, str]]:
+    """Names of models that may be looked up on the hub, each with its setting."""
+    for agent in config.task.agents.values():
+        if agent.actor.model is not None:
+            yield "actor.model", agent.actor.model
+        critic = agent.critic
+        if isinstance(critic, SeparateCriticConfig):
+            if critic.model is not None:
+                yield "critic.model", critic.model
+            if critic.warm_start is not None:
+                yield "critic.warm_start", critic.warm_start
+
+
+def _data(config: Config) -> Iterator[tuple[str, str]]:
+    """Names of datasets that may be, patterns of files apart."""
+    task = config.task
+    for setting, value in (("task.train", task.train), ("task.eval", task.eval)) if isinstance(task, JsonlConfig) else ():
+        for name in value if isinstance(value, list) else [value]:
+            if not has_magic(name):
+                yield setting, name
