@@ -36,6 +36,9 @@ def arguments(typed: Sequence[str]) -> list[str]:
     overrides: list[str] = []
     for text in (text for text in kept if is_override(text)):
         key = text.partition("=")[0].lstrip("+~")
+        if text.startswith("~") and not key.startswith(f"{AGENTS}."):
+            raise ConfigError(text, "takes away what a run needs; agents alone can be taken away",
+                              f"give it another value, as {key}=VALUE")  # fmt: skip
         if key in NOT_HYDRAS:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
         text, files = _options_by_file(text)
@@ -58,8 +61,8 @@ def quoted(text: str) -> str:
         return text
     parser = OverridesParser.create()
     key, _, value = text.partition("=")
-    if key.lstrip("+") == AGENTS and value.startswith("{"):
-        return text  # named agents, and no text: what is wrong with them is told when they are read
+    if re.fullmatch(rf"\+*{re.escape(AGENTS)}(\.\w+)?", key):
+        return text  # what is wrong with them is told when they are read
     for attempt in (text, f"{key}={_literal(value)}"):
         try:
             parser.parse_override(attempt)
@@ -167,7 +170,9 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
             raise ConfigError(f"{group}={part}", "cannot name an option",
                               "name the file with letters, digits, '-' and '_'")  # fmt: skip
         names.append(file.stem)
-        files.append(entry(file, group))
+        # A file in a folder of its group's name may start from others that lie there.
+        below = file.parent.name == group and file.suffix == ".yaml"
+        files.append(entry(file.parent.parent) if below else entry(file, group))
     return f"{key}={','.join(names)}", files
 
 
@@ -194,18 +199,20 @@ def _with_agents(overrides: list[str]) -> list[str]:
             made |= dict.fromkeys(agents)
             kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(agents)]
         else:
-            name = key.lstrip("+").removeprefix(f"{AGENTS}.").split(".")[0]
+            name, _, rest = key.lstrip("+").removeprefix(f"{AGENTS}.").partition(".")
             made |= {} if name in there else {name: None}
-            kept.append(text.lstrip("+"))
+            whole = {} if rest else _typed_agents(text, f"{{{name}:{value}}}")
+            kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(whole)] or [text.lstrip("+")]
     creation = f"++{AGENTS}={{{','.join(f'{name}:{{}}' for name in made)}}}"
     first = next(place for place, text in enumerate(kept) if text.startswith(f"{AGENTS}."))
     return [*kept[:first], *gone, *([creation] if made else []), *kept[first:]]
 
 
 def _adds_agents(text: str) -> bool:
+    """Whether an override names agents that may be new; what `_with_agents` makes of one does not."""
     key, _, value = text.partition("=")
-    added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS)}\.\w+\..+", key) is not None
-    return added or (key.lstrip("+") == AGENTS and value.startswith("{") and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))
+    added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS)}\.\w+(\..+)?", key) is not None
+    return added or (key.lstrip("+") == AGENTS and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))
 
 
 def _agents_there(overrides: Sequence[str]) -> list[str] | None:

@@ -15,9 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.files import shortest
+from ippo_cli.config.files import closest, shortest
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
-from ippo_cli.config.searchpath import SEARCH_PATH, options_below, own_files
+from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
 
 HIDDEN_GROUPS = ("base", "schema")
 
@@ -31,6 +31,9 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
         except (HydraException, OmegaConfBaseException) as own:
             return _explain(text, good, own)
         good += _single_values(text)
+    if several := re.search(r"Ambiguous value for argument '(.*)'", str(error)):
+        key, _, values = several[1].partition("=")
+        return ConfigError(several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]")
     return ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 
@@ -74,6 +77,13 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     node = compose_node(good)
     plain = OmegaConf.to_container(node, resolve=False)
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
+        if value == "null" and not agent[2]:
+            return ConfigError(text, "does not remove the agent", f"use ~{name}")
+        if agent[1] not in node.task.agents:
+            there = " ".join(str(known) for known in node.task.agents)
+            return ConfigError(text, f"names no agent{closest(agent[1], there.split())}",
+                               f"there are {there}; +{name}{'' if agent[2] else '.template'}= adds one")  # fmt: skip
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))
     group, _, leaf = name.partition(".")
@@ -102,6 +112,10 @@ def _explain_choice(
         return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{_first_lines(error)}")
     if option.startswith("{"):
         return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
+    for folder in entries(good):
+        if (file := Path(folder) / group / f"{option}.yml").is_file():
+            return ConfigError(text, f"lies in {shortest(file)}, and options end in .yaml",
+                               f"rename it, or use {group}={shortest(file)}")  # fmt: skip
     return ConfigError(text, "names no option of this group", _suggest(option, options, "use one of "))
 
 
@@ -117,8 +131,7 @@ def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = F
     close = close or [tails[tail] for tail in difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=3)]
     if question:
         return words + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
-    closest = f" (closest: {close[0]})" if close else ""
-    return words + " ".join(known) + closest
+    return words + " ".join(known) + (f" (closest: {close[0]})" if close else "")
 
 
 def _first_lines(error: Exception) -> str:
@@ -126,4 +139,5 @@ def _first_lines(error: Exception) -> str:
     words = str(error.__cause__)
     words = str(error) if words in ("None", "") else words  # a parser's cause may have none
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return "; ".join(line for line in lines if not line.startswith(("To append", "full_key", "object_type")))[:400]
+    noise = ("To append", "full_key", "object_type", "reference_type")
+    return "; ".join(line for line in lines if not line.startswith(noise))[:400]

@@ -13,7 +13,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError
+from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoError
 
 MAX_LINES = 12
 WIDTH = 110
@@ -26,6 +26,8 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     try:
         command()
+    except ConfigError as error:
+        return _tell(error, _place(error, argv))
     except IppoError as error:
         return _tell(error)
     except (HydraException, OmegaConfBaseException) as error:
@@ -74,6 +76,18 @@ def block(message: str) -> str:
     return "\n".join(lines[:MAX_LINES])
 
 
-def _tell(error: IppoError) -> int:
-    print(block(f"ippo: {error}"), file=sys.stderr, flush=True)
+def _place(error: ConfigError, argv: Sequence[str]) -> str:
+    """Where a file of the user's says what is wrong."""
+    from ippo_cli.cli.arguments import arguments
+    from ippo_cli.config.files import written_at
+
+    try:
+        place = written_at(error.key, arguments(argv))
+    except Exception:  # whatever is wrong with the arguments themselves is what the error is about
+        return ""
+    return f" ({place})" if place else ""
+
+
+def _tell(error: IppoError, place: str = "") -> int:
+    print(block(f"ippo: {error}{place}"), file=sys.stderr, flush=True)
     return error.exit_code

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from glob import has_magic
 from pathlib import Path
+from typing import NamedTuple
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, JsonlConfig, SeparateCriticConfig
@@ -20,22 +21,41 @@ TRUE = ("1", "ON", "YES", "TRUE")
 ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".txt")
 
 
+class HubName(NamedTuple):
+    """What may have to be looked up on the hub."""
+
+    setting: str
+    name: str
+    revision: str | None
+    file: str | None  # one that is in the cache if anything is; None where the cache has no such file
+
+
 def settle_hub(config: Config, *, models: bool = True) -> None:
-    """Raise `PreflightError` for a path that is not there, and go offline where a hub is needed and none answers.
+    """Raise `PreflightError` for a path that is not there, or a model that cannot be had; go offline where a hub is
+    needed and none answers.
 
     Libraries that look a name up try again and again for a minute before they say so; offline they look into their
     cache and answer at once. To be called before any of them is imported. Without `models` the data alone counts.
     """
-    names = [*(_models(config) if models else ()), *_data(config)]
-    wanted = [(setting, name) for setting, name in names if not Path(name).exists()]
-    for setting, name in wanted:
+    named = [*(_models(config) if models else ()), *_data(config)]
+    wanted = [name for name in dict.fromkeys(named) if not Path(name.name).exists()]
+    for setting, name, _, _ in wanted:
         if looks_like_path(name):
             raise PreflightError(f"{setting}={name}: there is no such file or folder")
-    if not wanted or is_offline() or hub_answers():
+    if not wanted:
         return
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    said = " ".join(dict.fromkeys(f"{setting}={name}" for setting, name in wanted))
-    print(f"ippo: {_endpoint()} does not answer; {said} can come from this machine's cache only",
+    if is_offline():
+        why = "HF_HUB_OFFLINE is set"
+    elif hub_answers():
+        return
+    else:
+        why = f"{_endpoint()} does not answer"
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    for setting, name, revision, file in wanted:
+        if file is not None and not _cached(name, revision, file):
+            raise PreflightError(f"{setting}={name} is no folder here and not in this machine's cache, and {why}; "
+                                 "give a folder, or download it first")  # fmt: skip
+    print(f"ippo: {why}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
           file=sys.stderr, flush=True)  # fmt: skip
 
 
@@ -79,23 +99,32 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
 
 
-def _models(config: Config) -> Iterator[tuple[str, str]]:
-    """Names of models that may be looked up on the hub, each with its setting."""
+def _cached(name: str, revision: str | None, file: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
+    except HFValidationError:
+        return False
+
+
+def _models(config: Config) -> Iterator[HubName]:
     for agent in config.task.agents.values():
         if agent.actor.model is not None:
-            yield "actor.model", agent.actor.model
+            yield HubName("actor.model", agent.actor.model, agent.actor.revision, "config.json")
         critic = agent.critic
         if isinstance(critic, SeparateCriticConfig):
             if critic.model is not None:
-                yield "critic.model", critic.model
+                yield HubName("critic.model", critic.model, critic.revision, "config.json")
             if critic.warm_start is not None:
-                yield "critic.warm_start", critic.warm_start
+                yield HubName("critic.warm_start", critic.warm_start, None, "config.json")
 
 
-def _data(config: Config) -> Iterator[tuple[str, str]]:
-    """Names of datasets that may be, patterns of files apart."""
+def _data(config: Config) -> Iterator[HubName]:
+    """Names of datasets, patterns of files apart."""
     task = config.task
     for setting, value in (("task.train", task.train), ("task.eval", task.eval)) if isinstance(task, JsonlConfig) else ():
         for name in value if isinstance(value, list) else [value]:
             if not has_magic(name):
-                yield setting, name
+                yield HubName(setting, name, None, None)

@@ -61,6 +61,28 @@ def chosen(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from ((key, part.strip().strip("'\"")) for part in value.split(","))
 
 
+def written_at(key: str, overrides: Sequence[str]) -> str | None:
+    """File and line where the user's files give a key, dotted as in errors; None where none of them does."""
+    if any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
+        return None
+    own = {(group, file.stem): file for group, file in own_files(overrides)}
+    group, _, inside = key.partition(".")
+    for name in chosen(overrides):
+        if name not in own:
+            continue
+        node: yaml.Node | None = yaml.compose(_text(own[name]), Loader=yaml.SafeLoader)
+        line = None
+        for part in (inside if name[0] == group else key).split("."):
+            if not isinstance(node, yaml.MappingNode):
+                node, line = None, None
+                break
+            line = next((at for at_key, _, at in _lines(node) if at_key == part), None)
+            node = dict(_items(node)).get(part)
+        if line is not None:
+            return f"{shortest(own[name])}, line {line}"
+    return None
+
+
 def shortest(path: Path) -> str:
     """A path relative to where one stands, if it lies below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
@@ -109,8 +131,8 @@ def _tree(source: Source) -> yaml.MappingNode:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         shown = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
-        if "\t" in str(error.problem):
-            source.refuse(line, shown, "is indented with a tab", "YAML wants spaces")
+        if "'\\t'" in str(error.problem):
+            source.refuse(line, shown, "begins with a tab", "indent with spaces")
         source.refuse(line, shown, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTES}")
     except yaml.YAMLError as error:
         source.refuse(1, "", f"is no YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
@@ -171,7 +193,7 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
         if option not in known and "${" not in option:
             groups = sorted({g for g, _ in options} | {"schema"})
             remedy = f"there are {' '.join(known)}" if known else f"there are the groups {' '.join(groups)}"
-            source.refuse(part, _spelled(source, part), f"names nothing that is there{_closest(option, known)}", remedy)
+            source.refuse(part, _spelled(source, part), f"names nothing that is there{closest(option, known)}", remedy)
         found.append(name)
     return found
 
@@ -287,7 +309,7 @@ def _check_leaf(
     if isinstance(node, yaml.MappingNode) and node.flow_style:
         source.refuse(line, f"{full}: {written}", f"is a mapping, and must be {expected(hint)}",
                       f'put quotes around it: {key}: "{written}"')  # fmt: skip
-    source.refuse(line, f"{full}: {written}", f"is {_named(source, node)}, and must be {expected(hint)}", "change it")
+    source.refuse(line, full, f"is {_named(source, node)}", f"it must be {expected(hint)}")
 
 
 def _fits(cls: type[Any], key: str, value: Any) -> bool:
@@ -334,10 +356,10 @@ def _named(source: Source, node: yaml.Node) -> str:
 
 def _refuse_key(source: Source, line: int, key: str, full: str, known: Sequence[str], owner: str) -> NoReturn:
     remedy = "it has: " + " ".join(known)
-    source.refuse(line, full, f"is no key of {owner}{_closest(key, known)}", remedy)
+    source.refuse(line, full, f"is no key of {owner}{closest(key, known)}", remedy)
 
 
-def _closest(name: str, known: Sequence[str]) -> str:
+def closest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (closest: {close[0]})" if close else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from ippo_cli.config import schema
@@ -88,7 +89,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
         if OmegaConf.is_missing(agent, "template"):
             raise ConfigError(f"task.agents.{name}.template", "is missing",
                               "give the prompt, such as '{question}'")  # fmt: skip
-        own = {leaf: agent[leaf] for leaf in agent if leaf not in PER_AGENT}
+        own = {leaf: _value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
         for group in PER_AGENT:
             own[group] = _merged(node, group, agent[group], name)
         agents[str(name)] = own
@@ -172,11 +173,22 @@ def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[s
     return _container(OmegaConf.merge(node[group], given))
 
 
+def _value(node: DictConfig, leaf: Any) -> Any:
+    try:
+        return node[leaf]
+    except OmegaConfBaseException as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: OmegaConfBaseException) -> ConfigError:
+    return ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0])
+
+
 def _container(node: Any) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0]) from error
+        raise _unusable(error) from error
     assert isinstance(plain, dict)
     return plain  # type: ignore[return-value]
 
@@ -202,6 +214,11 @@ def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
 def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
         return OmegaConf.to_object(OmegaConf.merge(_structured(cls), _literal(value)))  # type: ignore
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
+        raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
+    except MissingMandatoryValue as error:
+        raise ConfigError(where.removesuffix("."), "lacks a value", str(error).splitlines()[0]) from error
     except OmegaConfBaseException as error:
         given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")
