@@ -241,9 +241,10 @@ def _typed_agents(text: str, value: str) -> dict[str, Any]:
         agents = OverridesParser.create().parse_override(f"{AGENTS}={value}").value()
     except HydraException as error:
         raise ConfigError(text, "cannot be read", f"put quotes around templates, such as '{example}'") from error
-    if not isinstance(agents, dict) or not agents or not all(isinstance(agent, dict) and agent for agent in agents.values()):
+    named = agents if isinstance(agents, dict) else {}
+    if not named or not all(isinstance(agent, dict) and agent for agent in named.values()):
         raise ConfigError(text, "does not name agents with their templates", f"write '{example}'")
-    return {str(name): agent for name, agent in agents.items()}
+    return {str(name): agent for name, agent in named.items()}
 
 
 def _spelled_leaves(agents: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -251,4 +252,7 @@ def _spelled_leaves(agents: dict[str, Any], prefix: str = "") -> Iterator[tuple[
         if isinstance(value, dict):
             yield from _spelled_leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _literal(value) if isinstance(value, str) else "null" if value is None else str(value)
+            yield (
+                f"{prefix}{name}",
+                _literal(value) if isinstance(value, str) else str("null" if value is None else value),
+            )

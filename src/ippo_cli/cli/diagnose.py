@@ -33,7 +33,9 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
         good += _single_values(text)
     if several := re.search(r"Ambiguous value for argument '(.*)'", str(error)):
         key, _, values = several[1].partition("=")
-        return ConfigError(several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]")
+        return ConfigError(
+            several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]"
+        )
     return ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 

@@ -124,7 +124,9 @@ def _models(config: Config) -> Iterator[HubName]:
 def _data(config: Config) -> Iterator[HubName]:
     """Names of datasets, patterns of files apart."""
     task = config.task
-    for setting, value in (("task.train", task.train), ("task.eval", task.eval)) if isinstance(task, JsonlConfig) else ():
+    if not isinstance(task, JsonlConfig):
+        return
+    for setting, value in (("task.train", task.train), ("task.eval", task.eval)):
         for name in value if isinstance(value, list) else [value]:
             if not has_magic(name):
                 yield HubName(setting, name, None, None)

@@ -270,7 +270,7 @@ def _check_mapping(
         if get_origin(hint) is dict:  # the named agents
             if not isinstance(node, yaml.MappingNode):
                 source.refuse(line, full, f"is {_named(source, node)}, and must be named agents",
-                              'write below it one line for each, such as: solver: {template: "{question}"}')  # fmt: skip
+                              'write below it a line for each, such as: solver: {template: "{question}"}')  # fmt: skip
             for agent, value, at in _lines(node):
                 if not isinstance(value, yaml.MappingNode):
                     source.refuse(at, f"{full}.{agent}", f"is {_named(source, value)}, and must be an agent",
@@ -364,7 +364,7 @@ def closest(name: str, known: Sequence[str]) -> str:
     return f" (closest: {close[0]})" if close else ""
 
 
-def _check_agents_named(source: Source, root: yaml.MappingNode, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:
+def _check_agents_named(source: Source, root: yaml.Node, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:
     """A task file names its agents, unless it starts from another one that does."""
     if not issubclass(kind, schema.TaskConfig) or "agents" in named:
         agents = named.get("agents")

@@ -149,7 +149,7 @@ def _refuse_kinds_alone(node: DictConfig) -> None:
         kind = str(getattr(node[group].kind, "value", node[group].kind))
         if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
-            raise ConfigError(f"{group}.kind={kind}", f"cannot be set by itself: it comes with the option of {group}=",
+            raise ConfigError(f"{group}.kind={kind}", f"cannot be set alone: it comes with the option of {group}=",
                               f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}")  # fmt: skip
 
 
