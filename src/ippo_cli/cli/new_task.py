@@ -20,14 +20,14 @@ defaults:
   - _self_
 
 # Rows to train on, and rows held out for evaluation: .jsonl, .json, .csv, .tsv or .parquet files, a pattern such as
-# 'data/*.jsonl', a list of these, a folder, or the id of a dataset on the hub. The example rows, sums, lie beside this file;
+# 'data/*.jsonl', a list of these, a folder, or the id of a dataset on the hub. These are example rows, sums of digits;
 # task.train=... and task.eval=... on the command line win over what stands here.
 train: {train}
 eval: {eval}
 eval_size: null # only the first so many of the held-out rows; null = all
 
-# One entry per agent, whatever its name. {{field}} is replaced by that field of the row; {{{{ and }}}} are braces. Keep the
-# quotes: without them YAML reads {{question}} as a mapping.
+# One entry per agent, whatever its name. {{field}} is replaced by that field of the row; {{{{ and }}}} are braces.
+# Keep the quotes: without them YAML reads {{question}} as a mapping.
 agents:
   solver:
     template: "{{question}}"

@@ -48,7 +48,7 @@ def check_own_files(overrides: Sequence[str]) -> None:
     for name in chosen(overrides):
         if name in own:
             if name in builtin:
-                raise ConfigError(shortest(own[name]), f"has the name of {name[0]}={name[1]}, which would be used instead",
+                raise ConfigError(shortest(own[name]), f"has the name of {'='.join(name)}, which would be used instead",
                                   "give the file a name of its own")  # fmt: skip
             _check_file(name, own, builtin | own, None, ())
 

@@ -149,7 +149,7 @@ def _refuse_kinds_alone(node: DictConfig) -> None:
         kind = str(getattr(node[group].kind, "value", node[group].kind))
         if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
-            raise ConfigError(f"{group}.kind={kind}", f"cannot be set alone: it comes with the option of {group}=",
+            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option",
                               f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}")  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
         known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
         raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
     except MissingMandatoryValue as error:
-        raise ConfigError(where.removesuffix("."), "lacks a value", str(error).splitlines()[0]) from error
+        raise ConfigError(f"{where}{str(error).split()[-1]}", "is missing", "every key needs a value") from error
     except OmegaConfBaseException as error:
         given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")
