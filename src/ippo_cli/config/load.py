@@ -149,8 +149,8 @@ def _refuse_kinds_alone(node: DictConfig) -> None:
         kind = str(getattr(node[group].kind, "value", node[group].kind))
         if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
-            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option",
-                              f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}")  # fmt: skip
+            remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
+            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option", remedy)
 
 
 def _without_missing(plain: Any) -> Any:
