@@ -53,9 +53,9 @@ def refused(group: str, text: str, folder: Path) -> str:
         (TASK + AGENT + "x\n    actor: {lerning_rate: 1}\n", "line 8: agents.solo.actor.lerning_rate is"),
         (TASK + AGENT + "x\n    actor: {learning_rate: abc}\n", "line 8: agents.solo.actor.learning_rate is 'abc'"),
         (AGENT + "x\n", "line 1: defaults name no schema"),
-        (TASK.replace("_jsonl", "_jsnol") + AGENT + "x\n", "line 2: /schema/task_jsnol@_here_ names nothing that is there "
+        (TASK.replace("_jsonl", "_jsnol"), "line 2: /schema/task_jsnol@_here_ names nothing that is there "
                                                           "(closest: task_jsonl)"),
-        (TASK.replace("/base/jsonl", "/base/jsn") + AGENT + "x\n", "line 3: /base/jsn@_here_ names nothing that is there"),
+        (TASK.replace("/base/jsonl", "/base/jsn"), "line 3: /base/jsn@_here_ names nothing that is there"),
         ("defaults: sorting\n", "line 1: defaults is no list"),
         (TASK + "agents:\n\tsolo: {}\n", "line 6: solo: {} begins with a tab; indent with spaces"),
         (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size stands twice; first in line 5"),

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config import schema
@@ -301,8 +301,11 @@ def _check_leaf(
     if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
         return  # what an interpolation stands for is known when all is composed
     try:
-        value = OmegaConf.create(_alone(node, key))[key]
-    except Exception:  # an anchor that lies elsewhere, say: composing tells what is wrong with it
+        value = cast(DictConfig, OmegaConf.create(_alone(node, key)))[key]
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+    ):  # an anchor that lies elsewhere, say: composing tells what is wrong with it
         return
     if any(_fits(cls, key, value) for cls in classes):
         return

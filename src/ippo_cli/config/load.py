@@ -218,7 +218,7 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
         known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
         raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{where}{str(error).split()[-1]}", "is missing", "every key needs a value") from error
+        raise ConfigError(f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}", "is missing", "every key needs a value") from error
     except OmegaConfBaseException as error:
         given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")
