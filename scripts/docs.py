@@ -11,7 +11,7 @@ import io
 import sys
 import textwrap
 import tokenize
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ Examples
   ippo-train launch.processes=2 deepspeed=zero2     two ranks on this machine
   ippo-train task=jsonl task.train=train.jsonl task.eval=test.jsonl actor=full actor.model=PATH \\
              reward=function reward.function=reward.py:score
+  ippo-train --new-task mine.yaml                   write a task file to start from, with agents of your own
+  ippo-train task=mine.yaml                         train on it
   ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep, one folder per job
   ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
   ippo-train mode=plan                              check everything, show the arithmetic, load nothing
@@ -47,13 +49,17 @@ Keys (override with key=value; all of them with their meaning are in docs/config
 """
 HELP_END = """
 One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic)
+One more agent: +task.agents.checker.template='{question}'; one less: ~task.agents.low;
+all of them: 'task.agents={solver:{template:"{question}"},checker:{template:"{answer}?"}}'
 
 Flags
   --cfg job [--resolve]     show the composed configuration and leave
   --config-dir=FOLDER       also look here for options, such as FOLDER/task/mine.yaml for task=mine
+  --new-task FILE.yaml      write a commented task file and example rows, and say how to use them
   -m, --multirun            sweep over comma-separated values
   -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
   -h, --help                this text
+  -V, --version             the version
 
 Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 12 reward failures, 13 storage,
             14 resume refused, 75 preempted and saved, 130 interrupted
@@ -83,7 +89,8 @@ def comments(cls: type[Any]) -> dict[str, str]:
 
 def types(cls: type[Any]) -> dict[str, str]:
     """Each field's type as written."""
-    return {name: kind for base in reversed(cls.__mro__[:-1]) for name, kind in base.__annotations__.items()}
+    kinds = {name: kind for base in reversed(cls.__mro__[:-1]) for name, kind in base.__annotations__.items()}
+    return {name: "str | list | None" if kind == "Any" else kind for name, kind in kinds.items()}
 
 
 def ordered_groups() -> dict[str, list[str]]:
@@ -180,7 +187,8 @@ def _rows(cls: type[Any], nodes: list[Any], prefix: str) -> list[str]:
         nested = getattr(schema, kind, None)
         if leaf == "agents" or (isinstance(nested, type) and leaf in ("actor", "critic")):
             rows.append(f"| `{prefix}{leaf}` | | " + "| " * len(nodes) + f"{notes[leaf] or 'the named agents'} |")
-        elif isinstance(nested, type) and not issubclass(nested, str):
+        elif is_dataclass(nested):
+            assert isinstance(nested, type)
             rows += _rows(nested, [node[leaf] for node in nodes], f"{prefix}{leaf}.")
         else:
             values = "".join(f"`{shown(OmegaConf.to_container(node)[leaf])}` | " for node in nodes)

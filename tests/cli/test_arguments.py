@@ -9,10 +9,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.arguments import arguments, quoted
+from ippo_cli.cli.arguments import arguments, quoted, with_one_search_path
 from ippo_cli.cli.diagnose import diagnose
+from ippo_cli.cli.flags import refuse_unknown
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node
+from ippo_cli.config.load import compose_node, resolve
+from ippo_cli.config.load import typed as typed_config
 
 MINE = """\
 defaults:
@@ -39,7 +41,18 @@ def test_a_template_can_be_typed_as_it_is(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["seed=1", "seed=1,2", "reward.processor=[scale,clip]", "name='a b'", "-m", "job", "~task.agents.low", "=3"]
+    "text",
+    [
+        "seed=1",
+        "seed=1,2",
+        "reward.processor=[scale,clip]",
+        "name='a b'",
+        "-m",
+        "job",
+        "~task.agents.low",
+        "=3",
+        "task.agents={a:{template:x}}",
+    ],
 )
 def test_what_hydra_reads_is_left_alone(text: str) -> None:
     assert quoted(text) == text
@@ -95,3 +108,110 @@ def test_what_names_a_file_or_folder_is_written_in_full(
     parsed = OverridesParser.create().parse_override(made)
     assert parsed.value() == str(tmp_path / place)
     assert arguments([made]) == [made]
+
+
+def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).touch()
+    both = f"['{tmp_path}/a.jsonl','{tmp_path}/b.jsonl']"
+    assert arguments(["task.train=[a.jsonl,b.jsonl]"]) == [f"task.train={both}"]
+    assert arguments(["task.train=*.jsonl"]) == [f"task.train='{tmp_path}/*.jsonl'"]
+    assert arguments(["task.train=~/a.jsonl"]) == [f"task.train={tmp_path}/a.jsonl"]
+    assert arguments(["task.train=*.csv"]) == ["task.train=*.csv"], "nothing has such a name, which is told later"
+
+
+@pytest.mark.parametrize("place", ["mine.yaml", "task/mine.yaml", "my files/mine.yml"])
+def test_an_option_may_be_chosen_by_its_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    given = arguments([f"task={place}"])
+    monkeypatch.chdir("/")  # a run is resumed from wherever one stands
+    assert list(compose_node(given).task.agents) == ["only"]
+    with pytest.raises(ConfigError, match=r"^task=nope\.yaml is no file"):
+        arguments(["task=nope.yaml"])
+
+
+def test_folders_and_files_of_a_run_and_those_typed_later_are_all_looked_into(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name / "task").mkdir(parents=True)
+        (tmp_path / name / "task" / f"{name}.yaml").write_text(MINE)
+    saved = arguments([f"--config-dir={tmp_path}/first", "task=first"])
+    now = arguments([f"--config-dir={tmp_path}/second"])
+    combined = with_one_search_path([*saved, *now])
+    for name in ("first", "second"):
+        assert list(compose_node([*combined, f"task={name}"]).task.agents) == ["only"]
+
+
+def agents(*typed: str) -> dict[str, tuple[str, str | None]]:
+    made = typed_config(resolve(compose_node(arguments(typed)))).task.agents
+    return {name: (agent.template, agent.answer) for name, agent in made.items()}
+
+
+def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
+    both = (
+        """task.agents={solver:{template:"{a}",answer:"it's {b}"},checker:{template:"{b}",actor:{max_grad_norm:2}}}"""
+    )
+    assert agents("task=jsonl", both) == {"solver": ("{a}", "it's {b}"), "checker": ("{b}", None)}
+    made = compose_node(arguments(["task=jsonl", both])).task.agents
+    assert made.checker.actor.max_grad_norm == 2
+    assert agents("task=gsm8k", 'task.agents={solver:{template:"x"}}') == {"solver": ("x", None)}, "replaced as a whole"
+    assert agents("+task.agents.third.template={letters}", "~task.agents.low") == {
+        "high": ("{letters}>", "{high}"), "third": ("{letters}", None)
+    }  # fmt: skip
+    assert agents("task=jsonl", "+task.agents.b={template:x}", "+task.agents.c.template=y") == {
+        "solo": ("{prompt}", None), "b": ("x", None), "c": ("y", None)
+    }  # fmt: skip
+    assert agents("task=sorting_solo", "+task.agents.solo.template=x") == {"solo": ("x", "{sorted}")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["task.agents={a:{template:{q}}}", "task.agents={}", "task.agents=null", "task.agents=[a]", "task.agents={a:x}"],
+)
+def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"write|put quotes around templates") as raised:
+        arguments([text])
+    assert str(raised.value).startswith(text)
+    assert 'task.agents={solver:{template:"{question}"}}' in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("hydra.run.dir=x", "output_dir= and name="), ("hydra.job.chdir=true", "stays"), ("~seed", "seed=VALUE"),
+     ("~critic", "critic=VALUE")],
+)  # fmt: skip
+def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        arguments([text])
+    assert str(raised.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--seed", "3"], "--seed 3 is no flag; settings are written without dashes, as key=value; say seed=3"),
+        (["--num-iterations=5"], "say num_iterations=5"),
+        (["--algorithm", "ppo"], "say algorithm=ppo"),
+        (["--lr", "1e-4"], "use actor.learning_rate and critic.learning_rate"),
+        (["--seeed=3"], "did you mean seed"),
+        (["--deterministic"], "say deterministic=VALUE"),
+        (["--config-name=x"], "--config-name has no place here"),
+        (["--cfg"], "--cfg says nothing to show; use --cfg job"),
+        (["--cfg", "jobs"], "use --cfg job"),
+        (["--resolve"], "--resolve has an effect with --cfg only"),
+        (["--package=x", "seed=1"], "--package has an effect with --cfg only"),
+        (["--checkpoint", "best"], "say checkpoint=best"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        refuse_unknown(typed, own=["checkpoint"])
+    assert said in str(raised.value)
+
+
+def test_flags_that_are_taken_are_let_through() -> None:
+    refuse_unknown(["-m", "--cfg", "job", "--resolve", "--cfg=job", "--config-dir", "x", "--local_rank=0", "seed=--1"])

@@ -89,7 +89,7 @@ def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
         (["algorithm.gamma=1.5"], ["algorithm.gamma=1.5", "[0, 1]", "at most 1"]),
         (["algorithm=pppo"], ["algorithm=pppo", "ippo", "closest: ppo"]),
         (["lam=0.9"], ["verl", "use algorithm.gae_lambda"]),
-        (["task.agents.hihg.actor.learning_rate=1"], ["task.agents.high.actor.learning_rate"]),
+        (["task.agents.hihg.actor.learning_rate=1"], ["names no agent (closest: high)"]),
         (["=3"], ["'=3'", "key=value"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -105,3 +105,41 @@ def test_a_name_that_is_no_file_is_looked_up_as_a_dataset(file: str) -> None:
 def test_data_must_be_named(file: str) -> None:
     with pytest.raises(ConfigError, match=r"^task\.eval=null names no data; "):
         jsonl_examples(config(file, None), seed=0)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    for name, part in (("b", ROWS[:3]), ("a", ROWS[3:5]), ("c", ROWS[5:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return tmp_path
+
+
+def test_files_of_a_pattern_come_in_the_order_of_their_names_and_listed_ones_as_listed(parts: Path) -> None:
+    listed = [str(parts / f"{name}.jsonl") for name in "bac"]
+    by_pattern, as_listed = jsonl_examples(config(str(parts / "*.jsonl"), listed), seed=0)  # type: ignore[arg-type]
+    assert rows(by_pattern) == [*ROWS[3:5], *ROWS[:3], *ROWS[5:]]
+    assert rows(as_listed) == ROWS
+    with pytest.raises(PreflightError, match=r"\*\.csv: no file has such a name"):
+        jsonl_examples(config(str(parts / "*.csv"), listed), seed=0)  # type: ignore[arg-type]
+
+
+def test_cells_of_a_table_are_the_text_that_stands_in_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('\ufeffprompt,answer\n"a, b",007\nNone,1.50\n', encoding="utf-8")
+    (tmp_path / "rows.tsv").write_text("prompt\tanswer\nx\tNA\n")
+    train, held_out = jsonl_examples(config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.tsv")), seed=0)
+    assert rows(train) == [{"prompt": "a, b", "answer": "007"}, {"prompt": "None", "answer": "1.50"}]
+    assert rows(held_out) == [{"prompt": "x", "answer": "NA"}]
+
+
+def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,answer\nx,\n")
+    told = config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.csv"))
+    told.agents["solo"] = AgentWords(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    with pytest.raises(PreflightError, match="1 of 1 rows have no 'answer'"):
+        jsonl_examples(told, seed=0)
+
+
+def test_files_that_no_reader_knows_are_told(file: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("x\n")
+    with pytest.raises(PreflightError, match=r"rows\.txt: files that can be read end in \.jsonl"):
+        jsonl_examples(config(file, str(tmp_path / "rows.txt")), seed=0)

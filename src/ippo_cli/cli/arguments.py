@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
-SEARCH_PATH = "hydra.searchpath="
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
 PLACES = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.function|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
+YAML_FILES = (".yaml", ".yml")
+AGENTS = "task.agents"
+# Hydra's keys that would move a run, and what to use instead.
+NOT_HYDRAS = {
+    "hydra.run.dir": "choose it with output_dir= and name=",
+    "hydra.output_subdir": "Hydra writes nothing there; choose it with output_dir= and name=",
+    "hydra.job.chdir": "the run stays where it was started",
+}
 
 
 def arguments(typed: Sequence[str]) -> list[str]:
-    """Flags first, since Hydra refuses overrides on both sides of one; a folder of task files as an override, so that
-    it is kept with a run's others; files and folders in full; and quotes around values that Hydra's grammar cannot
-    read, such as `{question}`."""
-    kept = _folders_as_overrides([text for text in typed if not text.startswith(LAUNCHERS)])
-    return [quoted(_in_full(text)) for text in sorted(kept, key=is_override)]
+    """Flags first, since Hydra refuses overrides on both sides of one; folders and files of one's own as a search
+    path, so that they are kept with a run's other overrides; files and folders in full; agents that are added by
+    typing them; and quotes around values that Hydra's grammar cannot read, such as `{question}`."""
+    kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
+    flags = [text for text in kept if not is_override(text)]
+    overrides: list[str] = []
+    for text in (text for text in kept if is_override(text)):
+        key = text.partition("=")[0].lstrip("+~")
+        if text.startswith("~") and not key.startswith(f"{AGENTS}."):
+            raise ConfigError(text, "takes away what a run needs; agents alone can be taken away",
+                              f"give it another value, as {key}=VALUE")  # fmt: skip
+        if key in NOT_HYDRAS:
+            raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+        text, files = _options_by_file(text)
+        folders += files
+        overrides.append(quoted(_in_full(text)))
+    return [*flags, *_with_agents(with_one_search_path(overrides, folders))]
 
 
 def is_override(text: str) -> bool:
@@ -40,6 +61,8 @@ def quoted(text: str) -> str:
         return text
     parser = OverridesParser.create()
     key, _, value = text.partition("=")
+    if re.fullmatch(rf"\+*{re.escape(AGENTS)}(\.\w+)?", key):
+        return text  # what is wrong with them is told when they are read
     for attempt in (text, f"{key}={_literal(value)}"):
         try:
             parser.parse_override(attempt)
@@ -49,18 +72,58 @@ def quoted(text: str) -> str:
     return text
 
 
+def with_one_search_path(overrides: Sequence[str], places: Sequence[str] = ()) -> list[str]:
+    """The overrides with all that they and `places` add to the search path in one, last: Hydra reads the first such
+    override alone."""
+    from ippo_cli.config.searchpath import SEARCH_PATH, entries
+
+    if not places and sum(text.startswith(SEARCH_PATH) for text in overrides) < 2:
+        return list(overrides)
+    added = dict.fromkeys([*entries(overrides), *places])
+    rest = [text for text in overrides if not text.startswith(SEARCH_PATH)]
+    return [*rest, f"{SEARCH_PATH}[{','.join(map(_literal, added))}]"]
+
+
 def _in_full(text: str) -> str:
-    """The override with the absolute path of the file or folder that it names, if it names one."""
+    """The override with the absolute path of each file or folder that it names."""
     key, _, value = text.partition("=")
     if not PLACES.fullmatch(key):
         return text
+    if value.startswith("[") and value.endswith("]"):
+        listed = _listed(text)
+        return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
     place, colon, name = value.rpartition(":") if key.endswith("reward.function") else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
-    if not place or not Path(place).exists():  # a name on the hub, a module, or a mistake that is told later
+    found = _place_in_full(place)
+    if found == place:  # a name on the hub, a module, or a mistake that is told later
         return text
-    full = f"{Path(place).absolute()}{colon}{name}"
+    full = f"{found}{colon}{name}"
     return f"{key}={full}" if re.fullmatch(r"[\w./:-]+", full) else f"{key}={_literal(full)}"
+
+
+def _place_in_full(place: str) -> str:
+    """An absolute path if there is such a file or folder, or files of such a pattern."""
+    if not place:
+        return place
+    try:
+        path = Path(place).expanduser()  # no shell does this behind a `=`
+        there = path.exists() or (glob.has_magic(place) and bool(glob.glob(str(path), recursive=True)))
+        return str(path.absolute()) if there else place
+    except (RuntimeError, OSError, ValueError):  # no such user; a name too long or odd for a file
+        return place
+
+
+def _listed(text: str) -> list[str] | None:
+    """The texts of a list that is typed as a value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(text).value()
+    except HydraException:
+        return None
+    return [str(part) for part in parsed] if isinstance(parsed, list) else None
 
 
 def _literal(value: str) -> str:
@@ -68,7 +131,8 @@ def _literal(value: str) -> str:
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
 
 
-def _folders_as_overrides(typed: Sequence[str]) -> list[str]:
+def _folders(typed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without folders of one's own, and these, in full."""
     rest: list[str] = []
     folders: list[str] = []
     waiting = iter(typed)
@@ -79,8 +143,116 @@ def _folders_as_overrides(typed: Sequence[str]) -> list[str]:
         else:
             rest.append(text)
     for folder in folders:
-        if not folder or not Path(folder).is_dir():
+        if not folder or not Path(folder).expanduser().is_dir():
             raise ConfigError(f"{FOLDER_FLAGS[0]}={folder}", "is no folder", "give one that has, say, task/mine.yaml")
-    if not folders:
-        return rest
-    return [*rest, f"{SEARCH_PATH}[{','.join(_literal(str(Path(folder).absolute())) for folder in folders)}]"]
+    return rest, [str(Path(folder).expanduser().absolute()) for folder in folders]
+
+
+def _options_by_file(text: str) -> tuple[str, list[str]]:
+    """`task=mine` for `task=path/to/mine.yaml`, and the file's entry in the search path."""
+    from ippo_cli.config.load import config_dir
+    from ippo_cli.config.searchpath import entry
+
+    key, _, value = text.partition("=")
+    group = key.lstrip("+")
+    parts = [part.strip().strip("'\"") for part in value.split(",")]
+    if not any(part.endswith(YAML_FILES) for part in parts) or not (config_dir() / group).is_dir():
+        return text, []
+    names, files = [], []
+    for part in parts:
+        if not part.endswith(YAML_FILES):
+            names.append(part)
+            continue
+        file = Path(part).expanduser().absolute()
+        if not file.is_file():
+            raise ConfigError(f"{group}={part}", "is no file here", "give the path of one, or the name of an option")
+        if not re.fullmatch(r"[\w.-]+", file.stem):
+            raise ConfigError(f"{group}={part}", "cannot name an option",
+                              "name the file with letters, digits, '-' and '_'")  # fmt: skip
+        names.append(file.stem)
+        # A file in a folder of its group's name may start from others that lie there.
+        below = file.parent.name == group and file.suffix == ".yaml"
+        files.append(entry(file.parent.parent) if below else entry(file, group))
+    return f"{key}={','.join(names)}", files
+
+
+def _with_agents(overrides: list[str]) -> list[str]:
+    """The overrides with agents that the task does not have made first, in a form that keeps their types.
+
+    `task.agents={a: ..., b: ...}` names all agents, and those of the task give way; `+task.agents.a.template=` adds.
+    """
+    wanted = [text for text in overrides if text.lstrip("+").startswith(AGENTS) and _adds_agents(text)]
+    there = _agents_there(overrides) if wanted else None
+    if there is None:
+        return overrides
+    made: dict[str, None] = {}
+    gone: list[str] = []
+    kept: list[str] = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if text not in wanted:
+            kept.append(text)
+        elif key.lstrip("+") == AGENTS:
+            agents = _typed_agents(text, value)
+            if not key.startswith("+"):
+                gone = [f"~{AGENTS}.{name}" for name in there]
+            made |= dict.fromkeys(agents)
+            kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(agents)]
+        else:
+            name, _, rest = key.lstrip("+").removeprefix(f"{AGENTS}.").partition(".")
+            made |= {} if name in there else {name: None}
+            whole = {} if rest else _typed_agents(text, f"{{{name}:{value}}}")
+            kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(whole)] or [text.lstrip("+")]
+    creation = f"++{AGENTS}={{{','.join(f'{name}:{{}}' for name in made)}}}"
+    first = next(place for place, text in enumerate(kept) if text.startswith(f"{AGENTS}."))
+    return [*kept[:first], *gone, *([creation] if made else []), *kept[first:]]
+
+
+def _adds_agents(text: str) -> bool:
+    """Whether an override names agents that may be new; what `_with_agents` makes of one does not."""
+    key, _, value = text.partition("=")
+    added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS)}\.\w+(\..+)?", key) is not None
+    return added or (key.lstrip("+") == AGENTS and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))
+
+
+def _agents_there(overrides: Sequence[str]) -> list[str] | None:
+    """The agents of the chosen task; None where the choices cannot be composed, which is then told as such."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from ippo_cli.config.load import compose_node
+    from ippo_cli.config.searchpath import SEARCH_PATH
+
+    choices = [text for text in overrides if text.startswith((SEARCH_PATH, "task=", "+experiment="))]
+    try:
+        return [str(name) for name in compose_node(choices).task.agents]
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        return None
+
+
+def _typed_agents(text: str, value: str) -> dict[str, Any]:
+    """The agents of `task.agents={...}`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    example = """task.agents={solver:{template:"{question}"}}"""
+    try:
+        agents = OverridesParser.create().parse_override(f"{AGENTS}={value}").value()
+    except HydraException as error:
+        raise ConfigError(text, "cannot be read", f"put quotes around templates, such as '{example}'") from error
+    named = agents if isinstance(agents, dict) else {}
+    if not named or not all(isinstance(agent, dict) and agent for agent in named.values()):
+        raise ConfigError(text, "does not name agents with their templates", f"write '{example}'")
+    return {str(name): agent for name, agent in named.items()}
+
+
+def _spelled_leaves(agents: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in agents.items():
+        if isinstance(value, dict):
+            yield from _spelled_leaves(value, f"{prefix}{name}.")
+        else:
+            yield (
+                f"{prefix}{name}",
+                _literal(value) if isinstance(value, str) else str("null" if value is None else value),
+            )

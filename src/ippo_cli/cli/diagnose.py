@@ -13,10 +13,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.arguments import SEARCH_PATH
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.files import closest, shortest
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
+from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
 
 HIDDEN_GROUPS = ("base", "schema")
 
@@ -30,17 +31,20 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
         except (HydraException, OmegaConfBaseException) as own:
             return _explain(text, good, own)
         good += _single_values(text)
+    if several := re.search(r"Ambiguous value for argument '(.*)'", str(error)):
+        key, _, values = several[1].partition("=")
+        return ConfigError(
+            several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]"
+        )
     return ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 
 def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
     """The configuration groups and their options, those in folders that the overrides add included."""
     found: dict[str, list[str]] = {}
-    for root in (config_dir(), *_added_folders(overrides)):
-        for file in sorted(root.rglob("*.yaml")):
-            group = str(file.parent.relative_to(root))
-            if group != "." and group.split("/")[0] not in HIDDEN_GROUPS:
-                found.setdefault(group, []).append(file.stem)
+    for group, file in (*options_below(config_dir()), *own_files(overrides)):
+        if group.split("/")[0] not in HIDDEN_GROUPS:
+            found.setdefault(group, []).append(file.stem)
     return found
 
 
@@ -53,12 +57,6 @@ def offered(completions: str) -> str:
 def _turn(text: str) -> tuple[bool, bool]:
     """Folders first, for the options in them; then choices: they decide what keys exist."""
     return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in groups()
-
-
-def _added_folders(overrides: Sequence[str]) -> list[Path]:
-    parser = OverridesParser.create()
-    added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
-    return [Path(str(folder).removeprefix("file://")) for folders in added for folder in folders or []]
 
 
 def _single_values(text: str) -> list[str]:
@@ -77,10 +75,17 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     if not _:
         return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
     if name in options:
-        return ConfigError(text, "names no option of this group", _suggest(value, options[name], "use one of "))
+        return _explain_choice(text, name, value, good, options[name], error)
     node = compose_node(good)
     plain = OmegaConf.to_container(node, resolve=False)
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
+        if value == "null" and not agent[2]:
+            return ConfigError(text, "does not remove the agent", f"use ~{name}")
+        if agent[1] not in node.task.agents:
+            there = " ".join(str(known) for known in node.task.agents)
+            return ConfigError(text, f"names no agent{closest(agent[1], there.split())}",
+                               f"there are {there}; +{name}{'' if agent[2] else '.template'}= adds one")  # fmt: skip
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))
     group, _, leaf = name.partition(".")
@@ -99,6 +104,23 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     )
 
 
+def _explain_choice(
+    text: str, group: str, value: str, good: Sequence[str], options: Sequence[str], error: Exception
+) -> ConfigError:
+    """A group's option that is not there, or one that cannot be composed."""
+    option = value.strip("'\"")
+    if option in options:
+        own = [shortest(file) for at, file in own_files(good) if (at, file.stem) == (group, option)]
+        return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{_first_lines(error)}")
+    if option.startswith("{"):
+        return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
+    for folder in entries(good):
+        if (file := Path(folder) / group / f"{option}.yml").is_file():
+            return ConfigError(text, f"lies in {shortest(file)}, and options end in .yaml",
+                               f"rename it, or use {group}={shortest(file)}")  # fmt: skip
+    return ConfigError(text, "names no option of this group", _suggest(option, options, "use one of "))
+
+
 def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
     """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
     wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
@@ -111,8 +133,7 @@ def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = F
     close = close or [tails[tail] for tail in difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=3)]
     if question:
         return words + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
-    closest = f" (closest: {close[0]})" if close else ""
-    return words + " ".join(known) + closest
+    return words + " ".join(known) + (f" (closest: {close[0]})" if close else "")
 
 
 def _first_lines(error: Exception) -> str:
@@ -120,4 +141,5 @@ def _first_lines(error: Exception) -> str:
     words = str(error.__cause__)
     words = str(error) if words in ("None", "") else words  # a parser's cause may have none
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return "; ".join(line for line in lines if not line.startswith(("To append", "full_key", "object_type")))[:400]
+    noise = ("To append", "full_key", "object_type", "reference_type")
+    return "; ".join(line for line in lines if not line.startswith(noise))[:400]

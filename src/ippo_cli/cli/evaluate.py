@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.help import EVAL_HELP, HELP_FLAGS
+from ippo_cli import __version__
+from ippo_cli.cli.help import EVAL_HELP, asks_for_help, asks_for_version
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -17,8 +18,11 @@ OWN = ("run", "model", "checkpoint")  # keys of this command; all others are a r
 def main() -> NoReturn:
     """Entry point; the exit codes are those of `ippo-train`."""
     argv = sys.argv[1:]
-    if not argv or any(argument in HELP_FLAGS for argument in argv):
+    if not argv or asks_for_help(argv):
         print(EVAL_HELP, end="")
+        sys.exit(0)
+    if asks_for_version(argv):
+        print(f"ippo-eval {__version__}")
         sys.exit(0)
     from ippo_cli.cli.exits import guarded, leave
 
@@ -28,8 +32,10 @@ def main() -> NoReturn:
 
 def _evaluate(argv: list[str]) -> None:
     from ippo_cli.cli.arguments import arguments
+    from ippo_cli.cli.flags import refuse_unknown
     from ippo_cli.config.errors import ConfigError
 
+    refuse_unknown(argv, OWN)
     own: dict[str, str] = {}
     overrides: list[str] = []
     for text in arguments(argv):
@@ -78,14 +84,20 @@ def _evaluate_model(model: str, overrides: list[str]) -> None:
 
 def _composed(composed: list[str], typed_now: list[str], *, of_model: bool) -> Config:
     """The configuration of these overrides, of which those typed now must have an effect."""
+    from ippo_cli.cli.arguments import with_one_search_path
+    from ippo_cli.cli.hub import settle_hub
     from ippo_cli.config.checks import check
     from ippo_cli.config.evaluation import refuse_without_effect
+    from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import compose_node, resolve, typed
 
-    node = compose_node(composed)  # first: what is no key at all is told as such
+    combined = with_one_search_path(composed)
+    check_own_files(combined)
+    node = compose_node(combined)  # first: what is no key at all is told as such
     refuse_without_effect(typed_now, of_model=of_model)
     config = typed(resolve(node))
     check(config, 1, training=False)
+    settle_hub(config, models=of_model, training=False)  # a run's models come from its checkpoint
     return config
 
 

@@ -13,7 +13,15 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, StorageError, disk_is_full, storage_failure
+from ippo_cli.config.errors import (
+    INTERRUPTED,
+    UNEXPECTED,
+    ConfigError,
+    IppoError,
+    StorageError,
+    disk_is_full,
+    storage_failure,
+)
 
 MAX_LINES = 12
 WIDTH = 110
@@ -27,6 +35,8 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:
         command()
+    except ConfigError as error:
+        return _tell(error, _place(error, argv))
     except IppoError as error:
         return _tell(error)
     except (HydraException, OmegaConfBaseException) as error:
@@ -78,13 +88,25 @@ def block(message: str) -> str:
     return "\n".join(lines[:MAX_LINES])
 
 
+def _place(error: ConfigError, argv: Sequence[str]) -> str:
+    """Where a file of the user's says what is wrong."""
+    from ippo_cli.cli.arguments import arguments
+    from ippo_cli.config.files import written_at
+
+    try:
+        place = written_at(error.key, arguments(argv))
+    except Exception:  # whatever is wrong with the arguments themselves is what the error is about
+        return ""
+    return f" ({place})" if place else ""
+
+
 def _with_notes(message: str, error: BaseException) -> str:
     return "\n".join([message, *getattr(error, "__notes__", ())])
 
 
-def _tell(error: IppoError) -> int:
+def _tell(error: IppoError, place: str = "") -> int:
     if not _told(error):
-        print(block(_with_notes(f"ippo: {error}", error)), file=sys.stderr, flush=True)
+        print(block(_with_notes(f"ippo: {error}{place}", error)), file=sys.stderr, flush=True)
     return error.exit_code
 
 

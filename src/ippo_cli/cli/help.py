@@ -1,8 +1,10 @@
 """What `--help` prints: written by `scripts/docs.py`, read without importing anything heavy."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 HELP_FLAGS = ("-h", "--help")
+VERSION_FLAGS = ("-V", "--version")
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
 ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sampled and greedy.
@@ -19,3 +21,13 @@ sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.devic
 The scores are printed and written, with what was evaluated and these changes, to evaluations/ in the run's folder, or
 for model= in output_dir, under a name that differs where they do.
 """
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether anything that was typed is a question for help."""
+    return list(argv) == ["help"] or any(argument in HELP_FLAGS for argument in argv)
+
+
+def asks_for_version(argv: Sequence[str]) -> bool:
+    """Whether anything that was typed is a question for the version."""
+    return any(argument in VERSION_FLAGS for argument in argv)

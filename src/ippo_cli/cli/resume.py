@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ippo_cli.cli.arguments import SWEEP_FLAGS
+from ippo_cli.cli.arguments import SWEEP_FLAGS, with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
 from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
@@ -36,7 +36,8 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     folder = _find(wanted[-1], typed_now)
     if folder is None:
         return typed_now, None
-    combined = [*(text for text in saved_overrides(folder) if text not in typed_now), *typed_now]
+    saved = saved_overrides(folder)
+    combined = with_one_search_path([*(text for text in saved if text not in typed_now), *typed_now])
     refused = _drift(folder, _composed(combined))
     if refused:
         shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in refused[:8])

@@ -10,7 +10,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.help import HELP_FLAGS, TRAIN_HELP
+from ippo_cli import __version__
+from ippo_cli.cli.help import TRAIN_HELP, asks_for_help, asks_for_version
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Entry point; the exit codes are in `config/errors.py`."""
     argv = sys.argv[1:]
-    if any(argument in HELP_FLAGS for argument in argv):
+    if asks_for_help(argv):
         print(TRAIN_HELP, end="")
+        sys.exit(0)
+    if asks_for_version(argv):
+        print(f"ippo-train {__version__}")
         sys.exit(0)
     from ippo_cli.cli.exits import guarded, leave
 
@@ -35,20 +39,30 @@ def _with_hydra(typed: Sequence[str]) -> None:
 
     from ippo_cli.cli.arguments import SWEEP_FLAGS, arguments
     from ippo_cli.cli.diagnose import offered
+    from ippo_cli.cli.flags import refuse_unknown
+    from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
     from ippo_cli.config.errors import INTERRUPTED, ConfigError, IppoError, Preempted
+    from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import config_dir, register_schemas
 
+    if (said := new_task(typed)) is not None:
+        print(said, end="")
+        return
+    refuse_unknown(typed)
     argv = arguments(typed)
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this
             raise ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
     register_schemas()
+    check_own_files(argv)
     shown = _asked_for_job_config(argv)
     if shown is not None:
         print(shown, end="")
         return
     argv, folder = continued(argv)
+    if folder is not None:
+        check_own_files(argv)
     sys.argv = [sys.argv[0], *argv]
 
     failures: list[BaseException] = []
@@ -83,11 +97,12 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ippo_cli.cli.arguments import SEARCH_PATH
+    from ippo_cli.cli.hub import settle_hub
     from ippo_cli.cli.resume import changes
     from ippo_cli.config.checks import check
     from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
+    from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.text import cut
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
@@ -99,6 +114,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     config = typed(plain)
     outside = external_world_size()
     check(config, outside or config.launch.processes)
+    settle_hub(config)
     if config.mode is Mode.plan:
         from ippo_cli.training.plan import show_plan
 

@@ -63,6 +63,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kl.loss.estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+", "full"),
 }
 CHAT_TEMPLATES = ("auto", True, False)
+NAMES = ("output_dir", "train", "eval", "model", "function", "warm_start")  # leaves that name a file, folder or id
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
@@ -96,6 +97,8 @@ def _check_ranges(config: Config) -> None:
                 raise ConfigError(f"{key}={value}", "is not known", "use one of " + " ".join(choices))
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
+        if value in ("", []) and key.rsplit(".", 1)[-1] in NAMES:
+            raise ConfigError(f"{key}=", "names nothing", "give a file, a folder or a name")
         bounds = RANGES.get(key.rsplit(".", 1)[-1])
         if bounds is None or value is None or isinstance(value, str):
             continue
@@ -145,6 +148,10 @@ def _check_agents(config: Config, *, training: bool) -> None:
             if getattr(task, key) is None:
                 raise ConfigError(f"task.{key}=null", "names no data",
                                   f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id")  # fmt: skip
+            listed = getattr(task, key)
+            if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
+                raise ConfigError(f"task.{key}={listed}", "is neither a name nor a list of names",
+                                  f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]")  # fmt: skip
 
 
 def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:

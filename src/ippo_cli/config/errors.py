@@ -30,6 +30,7 @@ class ConfigError(IppoError):
 
     def __init__(self, setting: str, rule: str, remedy: str) -> None:
         super().__init__(f"{setting} {rule}; {remedy}")
+        self.key = setting.partition("=")[0]
 
 
 class PreflightError(IppoError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,11 +14,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.searchpath import register_option_files
 
 T = TypeVar("T")
 
@@ -59,7 +61,8 @@ def config_dir() -> Path:
 
 
 def register_schemas() -> None:
-    """Make every schema known to Hydra, so that a YAML file can name its own first."""
+    """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
+    register_option_files()
     store = ConfigStore.instance()
     for name, node in schema.SCHEMAS.items():
         store.store(group="schema", name=name, node=node)
@@ -80,12 +83,13 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 def resolve(node: DictConfig) -> dict[str, Any]:
     """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    _refuse_kinds_alone(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
-        if agent is None:
-            raise ConfigError(f"task.agents.{name}=null", "agents cannot be removed by an override",
-                              "name the agents that you want in a task file of your own")  # fmt: skip
-        own = {leaf: agent[leaf] for leaf in agent if leaf not in PER_AGENT}
+        if OmegaConf.is_missing(agent, "template"):
+            raise ConfigError(f"task.agents.{name}.template", "is missing",
+                              "give the prompt, such as '{question}'")  # fmt: skip
+        own = {leaf: _value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
         for group in PER_AGENT:
             own[group] = _merged(node, group, agent[group], name)
         agents[str(name)] = own
@@ -139,6 +143,16 @@ def leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, plain
 
 
+def _refuse_kinds_alone(node: DictConfig) -> None:
+    """Raise where `kind` alone was changed: the other keys of the group are those of another kind."""
+    for group, kinds in KINDS.items():
+        kind = str(getattr(node[group].kind, "value", node[group].kind))
+        if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
+            options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
+            remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
+            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option", remedy)
+
+
 def _without_missing(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
@@ -159,11 +173,22 @@ def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[s
     return _container(OmegaConf.merge(node[group], given))
 
 
+def _value(node: DictConfig, leaf: Any) -> Any:
+    try:
+        return node[leaf]
+    except OmegaConfBaseException as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: OmegaConfBaseException) -> ConfigError:
+    return ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0])
+
+
 def _container(node: Any) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0]) from error
+        raise _unusable(error) from error
     assert isinstance(plain, dict)
     return plain  # type: ignore[return-value]
 
@@ -189,6 +214,15 @@ def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
 def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
         return OmegaConf.to_object(OmegaConf.merge(_structured(cls), _literal(value)))  # type: ignore
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
+        raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
+    except MissingMandatoryValue as error:
+        raise ConfigError(
+            f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
+            "is missing",
+            "every key needs a value",
+        ) from error
     except OmegaConfBaseException as error:
         given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")

@@ -1,7 +1,7 @@
 """One dataclass per configuration group: types and meanings here, values in `conf/`.
 
-Fields have no defaults: every value is written in YAML. The comment behind a field is its documentation;
-`docs/config.md` is generated from these comments and the YAML values.
+Fields have no defaults: every value is written in YAML. An agent's are the exception, since no group holds them.
+The comment behind a field is its documentation; `docs/config.md` is generated from these comments and the YAML values.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ class AgentWords:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
-    system: str | None  # system message; needs a chat template
-    answer: str | None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
+    system: str | None = None  # system message; needs a chat template
+    answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
 
 
 @dataclass
@@ -298,12 +298,12 @@ class SortingConfig(TaskConfig):
 
 @dataclass
 class JsonlConfig(TaskConfig):
-    """Rows of JSON-lines or Parquet files, or of a dataset on the hub."""
+    """Rows of JSON-lines, CSV or Parquet files, or of a dataset on the hub."""
 
-    train: str | None  # .jsonl / .json / .parquet file, or a hub dataset id
+    train: Any  # .jsonl, .json, .csv, .tsv or .parquet file, a pattern or list of these, a folder, or a hub dataset id
     train_split: str  # split of a hub dataset
     train_size: int | None  # use only the first rows; null = all
-    eval: str | None  # held-out file or hub dataset id
+    eval: Any  # held-out rows, from the same
     eval_split: str  # split of a hub dataset
     eval_size: int | None  # use only the first rows; null = all
     data_config: str | None  # configuration name of a hub dataset

@@ -1,9 +1,12 @@
-"""Examples from JSON-lines or Parquet files, or from a dataset on the hub, read through `datasets`."""
+"""Examples from JSON-lines, CSV or Parquet files, or from a dataset on the hub, read through `datasets`."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 from collections.abc import Sequence
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from ippo_cli.tasks.prompts import fields_of
 from ippo_cli.types import Example
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*READERS, *SEPARATORS)
 
 
 def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -40,29 +45,80 @@ def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
                                          f"names; leave them out of the file")  # fmt: skip
 
 
-def _read(key: str, source: str | None, data_config: str | None, split: str, size: int | None) -> Sequence[Example]:
+def _read(key: str, source: Any, data_config: str | None, split: str, size: int | None) -> Sequence[Example]:
     if source is None:
         raise ConfigError(f"{key}=null", "names no data", f"set {key} to a .jsonl or .parquet file or a hub dataset id")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
+    from datasets import concatenate_datasets
 
-    if Path(source).is_file() and not Path(source).stat().st_size:  # the reader would have no word for it
-        raise PreflightError(f"{key}={source} has no rows")
-    reader = READERS.get(Path(source).suffix)
+    listed = list(source) if isinstance(source, list) else [source]
+    parts = [_load(key, str(name), data_config, split) for name in listed]
     try:
-        if Path(source).is_file() and reader:
-            rows: Any = load_dataset(reader, data_files=str(source), split="train")
-        elif Path(source).suffix in READERS:
-            raise FileNotFoundError("there is no such file")
-        else:
-            rows = load_dataset(source, data_config, split=split)
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        raise PreflightError(f"{key}={source}: no rows could be read ({reason})") from error
+        rows: Any = parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    except ValueError as error:
+        raise PreflightError(f"{key}={source}: rows of these do not go together ({_reason(error)})") from error
     if size is not None:
         rows = rows.select(range(min(size, len(rows))))
     if not len(rows):
         raise PreflightError(f"{key}={source} has no rows")
     return rows
+
+
+def _load(key: str, source: str, data_config: str | None, split: str) -> Any:
+    """The rows of a file, of the files of a pattern in the order of their names, of a folder, or of a hub dataset."""
+    from datasets import load_dataset
+
+    pattern = has_magic(source) and not Path(source).exists()
+    files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file()) if pattern else [source]
+    if not files:
+        raise PreflightError(f"{key}={source}: no file has such a name")
+    for file in files:  # the readers would have no word for these
+        if Path(file).is_file() and not Path(file).stat().st_size:
+            raise PreflightError(f"{key}={file} has no rows")
+        if Path(file).is_file() and _suffix(file) not in SUFFIXES:
+            raise PreflightError(f"{key}={file}: files that can be read end in {' '.join(SUFFIXES)}")
+    try:
+        if pattern or Path(source).is_file():
+            return _load_files(files)
+        if _suffix(source) in SUFFIXES:
+            raise FileNotFoundError("there is no such file")
+        return load_dataset(source, data_config, split=split)
+    except Exception as error:
+        reason = _reason(error)
+        remedy = f"; {key}_split={split} is what was looked for" if reason.startswith("Unknown split") else ""
+        raise PreflightError(f"{key}={source}: no rows could be read ({reason}){remedy}") from error
+
+
+def _load_files(files: Sequence[str]) -> Any:
+    from datasets import concatenate_datasets, load_dataset
+
+    kinds = {_suffix(file) for file in files}
+    if kinds & set(SEPARATORS) or len(kinds) > 1:
+        parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
+        return concatenate_datasets(parts)
+    return load_dataset(READERS[kinds.pop()], data_files=list(files), split="train")
+
+
+def _load_csv(file: str) -> Any:
+    """Every cell is the text that stands in it, `007` and `None` too; an empty one is missing."""
+    from datasets import Features, Value, load_dataset
+
+    separator = SEPARATORS[_suffix(file)]
+    with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
+        columns = next(csv.reader(text, delimiter=separator))
+    return load_dataset(
+        "csv", data_files=file, split="train", sep=separator, encoding="utf-8-sig", keep_default_na=False,
+        na_values=[""], features=Features({column: Value("string") for column in columns}),
+    )  # fmt: skip
+
+
+def _suffix(file: str) -> str:
+    """What says how a file is read; compressed ones are read as what is in them."""
+    return Path(file.removesuffix(".gz")).suffix
+
+
+def _reason(error: Exception) -> str:
+    from datasets.exceptions import DatasetGenerationError
+
+    cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]

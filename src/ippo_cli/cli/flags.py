@@ -1,0 +1,63 @@
+"""Flags that are taken; an option typed with dashes is answered with the override that it must have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ippo_cli.cli.arguments import LAUNCHERS
+from ippo_cli.config.errors import ConfigError
+
+ALONE = ("-m", "--multirun", "--resolve", "-sc", "--shell-completion", "-r", "--run", "--hydra-help", "--info", "-i")
+CFG = ("--cfg", "-c")
+WITH_VALUE = (*CFG, "--config-dir", "-cd", "--package", "-p")
+NEED_CFG = ("--resolve", "--package", "-p")
+OURS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
+
+
+def refuse_unknown(typed: Sequence[str], own: Collection[str] = ()) -> None:
+    """Raise `ConfigError` for the first argument that is no flag of this program; `own` are a command's keys."""
+    names = [text.partition("=")[0] for text in typed]
+    for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
+        if not text.startswith("-") or text.startswith(LAUNCHERS):
+            continue
+        given = text.partition("=")[2] or _next(typed, place)
+        if flag in OURS:
+            raise ConfigError(flag, "has no place here: the configuration is the program's own",
+                              "add a folder of your own with --config-dir=FOLDER")  # fmt: skip
+        if flag in CFG and given not in ("job", "hydra", "all"):
+            raise ConfigError(text, "says nothing to show", "use --cfg job, or --cfg job --resolve")
+        if flag in NEED_CFG and not set(names) & set(CFG):
+            raise ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
+        if flag not in (*ALONE, *WITH_VALUE):
+            shown = f"{text} {given}" if given and "=" not in text else text
+            raise ConfigError(shown, "is no flag; settings are written without dashes, as key=value",
+                              _instead(flag, given, own))  # fmt: skip
+
+
+def _next(typed: Sequence[str], place: int) -> str:
+    """The argument behind a flag, if it may be the flag's value."""
+    following = typed[place + 1] if place + 1 < len(typed) else ""
+    return "" if following.startswith("-") or "=" in following else following
+
+
+def _instead(flag: str, given: str, own: Collection[str]) -> str:
+    """What to type: the same key without dashes if there is one, else what a mistyped key is answered with."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ippo_cli.cli.diagnose import diagnose, groups
+    from ippo_cli.config.load import compose_node
+
+    key = flag.lstrip("-").replace("-", "_")
+    if not key:
+        return "see ippo-train --help"
+    override = f"{key}={given or 'VALUE'}"
+    missing = object()
+    if key in own or key in groups() or OmegaConf.select(compose_node([]), key, default=missing) is not missing:
+        return f"say {override}"
+    try:
+        compose_node([override])
+    except (HydraException, OmegaConfBaseException) as error:
+        return str(diagnose([override], error)).partition("; ")[2]
+    return f"say {override}"

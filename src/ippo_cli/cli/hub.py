@@ -1,0 +1,134 @@
+"""Names of models and datasets that are no files here: told at once where no hub can answer for them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from glob import has_magic
+from pathlib import Path
+from typing import NamedTuple
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Config, JsonlConfig, SeparateCriticConfig
+
+ENDPOINT = "https://huggingface.co"
+PROBE_S = 5.0  # how long the hub may take to answer
+TRUE = ("1", "ON", "YES", "TRUE")
+ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".txt")
+
+
+class HubName(NamedTuple):
+    """What may have to be looked up on the hub."""
+
+    setting: str
+    name: str
+    revision: str | None
+    file: str | None  # one that is in the cache if anything is; None where the cache has no such file
+
+
+def settle_hub(config: Config, *, models: bool = True, training: bool = True) -> None:
+    """Raise `PreflightError` for a path that is not there, or a model that cannot be had; go offline where a hub is
+    needed and none answers.
+
+    Libraries that look a name up try again and again for a minute before they say so; offline they look into their
+    cache and answer at once. To be called before any of them is imported. Without `models` the data
+    alone count, and of these without `training` the held-out ones.
+    """
+    named = [*(_models(config) if models else ()), *_data(config, training=training)]
+    wanted = [name for name in dict.fromkeys(named) if not Path(name.name).exists()]
+    for setting, name, _, _ in wanted:
+        if looks_like_path(name):
+            raise PreflightError(f"{setting}={name}: there is no such file or folder")
+    if not wanted:
+        return
+    if is_offline():
+        why = "HF_HUB_OFFLINE is set"
+    elif hub_answers():
+        return
+    else:
+        why = f"{_endpoint()} does not answer"
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    for setting, name, revision, file in wanted:
+        if file is not None and not _cached(name, revision, file):
+            raise PreflightError(f"{setting}={name} is no folder here and not in this machine's cache, and {why}; "
+                                 "give a folder, or download it first")  # fmt: skip
+    print(f"ippo: {why}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
+          file=sys.stderr, flush=True)  # fmt: skip
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be one of a file or folder: hub ids are `name` or `owner/name`."""
+    return (
+        name.startswith(("/", "./", "../", "~"))
+        or name in (".", "..")
+        or name.count("/") > 1
+        or name.endswith(("/", *ROWS))
+        or any(c in name for c in "*?[ \\")
+    )
+
+
+def is_offline() -> bool:
+    """Whether the user wants no hub to be asked."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in TRUE
+
+
+def hub_answers() -> bool:
+    """Whether the hub sends anything within a few seconds. In a thread, since looking up its address has no limit."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(_endpoint(), method="HEAD"), timeout=PROBE_S).close()
+        except urllib.error.HTTPError:
+            found.append(True)  # it answers
+        except (OSError, ValueError):
+            return
+        else:
+            found.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PROBE_S + 1.0)
+    return bool(found)
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
+
+
+def _cached(name: str, revision: str | None, file: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
+    except HFValidationError:
+        return False
+
+
+def _models(config: Config) -> Iterator[HubName]:
+    for agent in config.task.agents.values():
+        if agent.actor.model is not None:
+            yield HubName("actor.model", agent.actor.model, agent.actor.revision, "config.json")
+        critic = agent.critic
+        if isinstance(critic, SeparateCriticConfig):
+            if critic.model is not None:
+                yield HubName("critic.model", critic.model, critic.revision, "config.json")
+            if critic.warm_start is not None:
+                yield HubName("critic.warm_start", critic.warm_start, None, "config.json")
+
+
+def _data(config: Config, *, training: bool) -> Iterator[HubName]:
+    """Names of datasets, patterns of files apart."""
+    task = config.task
+    if not isinstance(task, JsonlConfig):
+        return
+    named = {"task.train": task.train, "task.eval": task.eval} if training else {"task.eval": task.eval}
+    for setting, value in named.items():
+        for name in value if isinstance(value, list) else [value]:
+            if not has_magic(name):
+                yield HubName(setting, name, None, None)

@@ -1,0 +1,57 @@
+"""`--new-task` writes what can be used at once, and never over anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.cli.arguments import arguments
+from ippo_cli.cli.new_task import new_task
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.files import check_own_files
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.tasks.task import load_task
+
+
+@pytest.mark.parametrize("flag", [["--new-task", "it's here/mine.yaml"], ["--new-task=it's here/mine.yaml"]])
+def test_what_it_writes_is_a_task_that_the_command_it_prints_trains_on(
+    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    monkeypatch.chdir(tmp_path)
+    said = new_task(flag)
+    assert said is not None
+    program, *command = shlex.split(said.splitlines()[-1])
+    assert program == "ippo-train"
+    overrides = arguments(command)
+    check_own_files(overrides)
+    config = typed(resolve(compose_node(overrides)))
+    check(config, 1)
+    task = load_task(config.task, 0)
+    assert list(config.task.agents) == ["solver", "checker"]
+    held_out = {row["question"] for row in task.held_out}
+    assert len(task.train) == 80
+    assert len(held_out) == 20
+    assert held_out.isdisjoint(row["question"] for row in task.train)
+
+
+@pytest.mark.parametrize("there", ["mine.yaml", "mine_train.jsonl", "mine_eval.jsonl"])
+def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(ConfigError, match=f"would overwrite .*{there}"):
+        new_task(["--new-task", str(tmp_path / "mine.yaml")])
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+@pytest.mark.parametrize("typed", [["--new-task"], ["--new-task="], ["--new-task", "-m"], ["--new-task", "mine.txt"]])
+def test_a_file_must_be_named(typed: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"names no file to write; .*mine\.yaml"):
+        new_task(typed)
+
+
+def test_without_the_flag_nothing_happens() -> None:
+    assert new_task(["seed=1", "task=sorting"]) is None
