@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.cli.arguments import SEARCH_PATH
+from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
@@ -30,7 +31,7 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
         except (HydraException, OmegaConfBaseException) as own:
             return _explain(text, good, own)
         good += _single_values(text)
-    return ConfigError("configuration", "cannot be composed", _first_lines(error))
+    return plugin_not_found(str(error)) or ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 
 def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -73,6 +74,8 @@ def _single_values(text: str) -> list[str]:
 def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     key, _, value = text.partition("=")
     name = key.lstrip("+~")
+    if name in PACKAGES:
+        return no_such_plugin(name, value)
     options = groups(good)
     if not _:
         return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
