@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -27,8 +26,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
@@ -36,10 +34,11 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.cli import sweep_folder
-from ippo_cli.cli.arguments import SEARCH_PATH, SWEEP_FLAGS, arguments
+from ippo_cli.cli.arguments import SEARCH_PATH, SWEEP_FLAGS
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.exits import MAX_LINES, WIDTH
 from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
+from ippo_cli.cli.sweep_grid import expanded
 from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
@@ -48,6 +47,7 @@ from ippo_cli.config.schema import Config, Mode
 from ippo_cli.training.folder import in_use, lock
 from ippo_cli.training.launch import FORWARDED, external_world_size
 
+FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
 LOCAL = ("basic", "joblib", "submitit_local")
@@ -83,7 +83,7 @@ def is_sweep(argv: Sequence[str]) -> bool:
     typed_now = get_args_parser().parse_args(list(argv))
     if typed_now.cfg or typed_now.info or typed_now.hydra_help or typed_now.shell_completion:
         return False
-    return typed_now.multirun or "hydra.mode=MULTIRUN" in argv or _resumed_folder(argv) is not None
+    return typed_now.multirun or FLAGS[-1] in argv or _resumed_folder(argv) is not None
 
 
 def sweep(argv: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ def sweep(argv: Sequence[str]) -> None:
         raise ConfigError(SWEEP_FLAGS[0], f"starts ranks of its own, and this process is one of {ranks} already",
                           "start it alone, with launch.processes=N for N ranks per job")  # fmt: skip
     wanted = ([text.partition("=")[2] for text in argv if text.startswith("resume=")] or ["never"])[-1]
-    typed_now = [text for text in argv if not text.startswith("resume=")]
+    typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
     if saved is not None:
         typed_now = _saved_arguments(saved, typed_now)
@@ -113,7 +113,7 @@ def _resumed_folder(argv: Sequence[str]) -> Path | None:
 def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
     """A sweep goes on as it was started; only where its jobs run may be chosen again."""
     saved = sweep_folder.arguments_of(folder)
-    more = [text for text in typed_now if text not in (*saved, *SWEEP_FLAGS)]
+    more = [text for text in typed_now if text not in saved]
     refused = [text for text in more if not sweep_folder.is_place(text)]
     if refused:
         raise ConfigError(f"resume={folder}", f"goes on with the sweep as it was started, without {' '.join(refused)}",
@@ -133,7 +133,8 @@ class _Sweeping:
         self.config_name = config_name
         self.typed_now = typed_now
         self.folders = [text for text in overrides if text.startswith(SEARCH_PATH)]
-        self.grid: list[list[str]] | None = None
+        of_hydra = [text for text in overrides if text.lstrip("+~").startswith(("hydra.", "hydra/"))]
+        self.overrides = [text for text in overrides if text not in of_hydra]
 
         def composed(texts: list[str]) -> DictConfig:
             return hydra.compose_config(config_name, texts, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
@@ -142,9 +143,7 @@ class _Sweeping:
             self.master = composed(overrides)
         except (HydraException, OmegaConfBaseException):
             # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
-            own = [text for text in overrides if text.startswith(("hydra.", "hydra/"))]
-            self.grid = self._expanded([text for text in overrides if text not in own])
-            self.master = composed([*own, *self.grid[0]])
+            self.master = composed([*of_hydra, *self._expanded(self.overrides)[0]])
         self.place = Path(str(self.master.hydra.sweep.dir))
         self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
         self.resumed = self._found(wanted, saved)
@@ -157,12 +156,11 @@ class _Sweeping:
         if jobs and jobs[0].config.mode is Mode.plan:
             self._plan(jobs)
             return
-        rows = [row for row in sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)]
+        rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
         folder = self.resumed or sweep_folder.reserve(self.place, chosen=self.chosen)
-        sweep_folder.create(folder, self.typed_now, rows)
         words = f", {len(done)} of them done" if done else ""
         print(f"ippo-train: a sweep of {len(rows)} jobs{words} -> {sweep_folder.shown(folder)}", flush=True)
-        self._run(folder, len(rows), [job.row for job in jobs])
+        self._run(folder, rows, [job.row for job in jobs])
 
     def _found(self, wanted: str, saved: Path | None) -> Path | None:
         """The sweep to go on with; None for a new one."""
@@ -184,57 +182,32 @@ class _Sweeping:
     # ---- which jobs -------------------------------------------------------------------------------------------
 
     def _expanded(self, overrides: Sequence[str]) -> list[list[str]]:
-        """Every combination of the values that are swept, in the order in which Hydra lists them."""
-        values: dict[str, list[str]] = {}
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
-            values[override.get_key_element()] = self._values(override)
-        return [arguments(texts) for texts in itertools.product(*values.values())]
-
-    def _values(self, override: Override) -> list[str]:
-        text, key = str(override.input_line), override.get_key_element()
-        if not override.is_sweep_override():
-            return [text]
-        value = override.value()
-        if isinstance(value, Glob):
-            options = self.loader.get_group_options(  # type: ignore[call-arg]
-                override.key_or_group, ObjectType.CONFIG, self.config_name, self.folders
+        def options(group: str) -> list[str]:
+            return self.loader.get_group_options(  # type: ignore[call-arg]
+                group, ObjectType.CONFIG, self.config_name, self.folders
             )
-            if not value.filter(options):
-                known = "it has " + " ".join(options) if options else f"{override.key_or_group} is no group of options"
-                raise ConfigError(text, "matches no option", known)
-            return [f"{key}={option}" for option in value.filter(options)]
-        if not override.is_discrete_sweep():
-            raise ConfigError(text, "is an interval to draw from, and the grid of -m needs values",
-                              "list some, or use a sweeper that draws, such as hydra/sweeper=optuna")  # fmt: skip
-        listed = [f"{key}={part}" for part in override.sweep_string_iterator()]
-        if not listed:
-            raise ConfigError(text, "has no value", "give at least one")
-        return listed
+
+        return expanded(overrides, options)
 
     def _rows(self) -> list[Row]:
         if self.resumed is not None:
             return rows_of(self.resumed)
-        if self.grid is None:
-            params = [f"{key}={value}" for key, value in (self.master.hydra.sweeper.params or {}).items()]
-            self.grid = self._expanded([*params, *self.master.hydra.overrides.task])
-        return [Row(job=job, overrides=texts, folder="") for job, texts in enumerate(self.grid, start=1)]
+        params = [f"{key}={value}" for key, value in (self.master.hydra.sweeper.params or {}).items()]
+        grid = self._expanded([*params, *self.overrides])
+        return [Row(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
 
     def _checked(self) -> tuple[list[Job], list[Row]]:
         """The jobs to run, and the rows of those that are done. Raises `SweepRefused` with all jobs that cannot run."""
         rows = self._rows()
+        print(f"ippo-train: checking {len(rows)} jobs", flush=True)
         jobs: list[Job] = []
         refused: dict[int, IppoError] = {}
-        done = [
-            row
-            for row in rows
-            if self.resumed and sweep_folder.read_run(self.resumed / row.folder).get("state") == "done"
-        ]
-        for row in done:
-            assert self.resumed is not None
-            sweep_folder.end(row, "done", 0, None)
-            sweep_folder.note_run(row, self.resumed / row.folder)
+        done: list[Row] = []
         for row in rows:
-            if row in done:
+            if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
+                sweep_folder.end(row, "done", 0, None)
+                sweep_folder.note_run(row, self.resumed / row.folder)
+                done.append(row)
                 continue
             try:
                 jobs.append(self._job(row))
@@ -279,29 +252,37 @@ class _Sweeping:
     def _plan(self, jobs: Sequence[Job]) -> None:
         from ippo_cli.training.plan import show_plan
 
-        own = sweep_folder.swept([job.row for job in jobs])
+        rows = [job.row for job in jobs]
+        own = sweep_folder.swept(rows)
+        refused: dict[int, IppoError] = {}
         for job in jobs:
             print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
-            show_plan(job.config)
+            try:
+                show_plan(job.config)
+            except IppoError as error:
+                refused[job.row.job] = error
+        if refused:
+            raise _refusal(rows, refused)
 
     def _run_sampled(self) -> None:
         """With a sweeper that makes up its jobs on the way: each is checked when it comes."""
         folder = sweep_folder.reserve(self.place, chosen=self.chosen)
-        sweep_folder.create(folder, self.typed_now, [])
         self._run(folder, None, [])
 
-    def _run(self, folder: Path, total: int | None, rows: Sequence[Row]) -> None:
-        """Run these jobs, or those of a sweeper; then show the table and say how it ended."""
+    def _run(self, folder: Path, rows: Sequence[Row] | None, to_run: Sequence[Row]) -> None:
+        """Run these of the jobs, or those of a sweeper; then show the table and say how it ended."""
+        total = None if rows is None else len(rows)
         this = Sweep(folder, os.getpid(), tuple(sys.argv), tuple(self.folders), self.resumed is not None, total)
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
-        (folder / LEAVING).unlink(missing_ok=True)
         error: str | None = None
         with ExitStack() as held:
             held.enter_context(lock(folder))
+            (folder / LEAVING).unlink(missing_ok=True)
+            sweep_folder.create(folder, self.typed_now, rows or [])
             held.enter_context(_Forwarding(folder))
             try:
-                self._launch(this, rows) if total is not None else self._sample(this)
+                self._launch(this, to_run) if rows is not None else self._sample(this)
             except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
                 error = f"{type(problem).__name__}: {problem}"
                 if not isinstance(problem, IppoError) and not (folder / LEAVING).exists():
@@ -329,7 +310,7 @@ class _Sweeping:
             hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
             task_function=partial(run_job, this), config=self.master,
         )  # fmt: skip
-        sweeper.sweep(arguments=list(self.master.hydra.overrides.task))
+        sweeper.sweep(arguments=self.overrides)
         callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
 
 

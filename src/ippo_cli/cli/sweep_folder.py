@@ -112,6 +112,11 @@ def read_run(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def is_done(folder: Path) -> bool:
+    """Whether a job's run came to its end."""
+    return read_run(folder).get("state") == "done"
+
+
 def note_run(row: Row, folder: Path) -> None:
     """Take score and time over from the job's `run.json`."""
     known = read_run(folder)

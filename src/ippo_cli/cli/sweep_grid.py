@@ -1,0 +1,40 @@
+"""The jobs of a grid: every combination of the values that `-m` is given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+
+from ippo_cli.cli.arguments import arguments
+from ippo_cli.config.errors import ConfigError
+
+
+def expanded(overrides: Sequence[str], options: Callable[[str], list[str]]) -> list[list[str]]:
+    """Each job's overrides, in the order in which Hydra lists them; `options` are those of a group, for globs."""
+    values: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        values[override.get_key_element()] = _values(override, options)
+    return [arguments(job) for job in itertools.product(*values.values())]
+
+
+def _values(override: Override, options: Callable[[str], list[str]]) -> list[str]:
+    text, key = str(override.input_line), override.get_key_element()
+    if not override.is_sweep_override():
+        return [text]
+    value = override.value()
+    if isinstance(value, Glob):
+        known = options(override.key_or_group)
+        if not value.filter(known):
+            remedy = f"it has {' '.join(known)}" if known else f"{override.key_or_group} is no group of options"
+            raise ConfigError(text, "matches no option", remedy)
+        return [f"{key}={option}" for option in value.filter(known)]
+    if not override.is_discrete_sweep():
+        raise ConfigError(text, "is an interval to draw from, and the grid of -m needs values",
+                          "list some, or use a sweeper that draws, such as hydra/sweeper=optuna")  # fmt: skip
+    listed = [f"{key}={part}" for part in override.sweep_string_iterator()]
+    if not listed:
+        raise ConfigError(text, "has no value", "give at least one")
+    return listed
