@@ -30,6 +30,9 @@ def values(override: str) -> list[str]:
         ("+experiment=a,b", ["a", "b"]),
         ("name='a b','c,d'", ["'a b'", "'c,d'"]),
         ("seed=3", ["3"]),
+        (r"name=a\,b,c", ["'a,b'", "c"]),
+        ("algorithm.kl.target=null,0.1", ["null", "0.1"]),
+        ("task.train=[a,b],[c]", ["[a,b]", "[c]"]),
     ],
 )
 def test_lists_ranges_choices_and_globs_are_swept(override: str, listed: list[str]) -> None:
@@ -49,6 +52,11 @@ def test_each_file_of_a_sweep_is_written_in_full(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).touch()
+    (tmp_path / "reward.py").touch()
+    assert values("reward.function=reward.py:one,reward.py:two") == [
+        f"{tmp_path}/reward.py:one",
+        f"{tmp_path}/reward.py:two",
+    ]
     assert values("task.train=a.jsonl,b.jsonl") == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"]
 
 

@@ -42,7 +42,7 @@ from ippo_cli.cli.sweep_grid import expanded
 from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
-from ippo_cli.config.load import config_dir, resolve, typed
+from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.training.folder import in_use, lock
 from ippo_cli.training.launch import FORWARDED, external_world_size
@@ -100,6 +100,7 @@ def sweep(argv: Sequence[str]) -> None:
     elif wanted not in ("never", "auto", "must"):
         raise ResumeError(f"resume={wanted}: there is no sweep; give its folder, the one that has sweep.json")
     parsed = get_args_parser().parse_args(typed_now)
+    register_schemas()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
         _Sweeping(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
 
@@ -422,7 +423,7 @@ def _close(folder: Path, error: str | None) -> None:
                 sweep_folder.end(kept, "failed", UNEXPECTED, error or "its process ended without a word")
                 sweep_folder.note_run(kept, folder / row.folder)
     rows = rows_of(folder)
-    print(sweep_folder.table(folder, rows), flush=True)
+    print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
     done = sum(row.state == "done" for row in rows)
     go_on = f"go on with: ippo-train -m resume={sweep_folder.shown(folder)}"
     if (folder / LEAVING).exists():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.errors import ConfigError
@@ -34,7 +36,15 @@ def _values(override: Override, options: Callable[[str], list[str]]) -> list[str
     if not override.is_discrete_sweep():
         raise ConfigError(text, "is an interval to draw from, and the grid of -m needs values",
                           "list some, or use a sweeper that draws, such as hydra/sweeper=optuna")  # fmt: skip
-    listed = [f"{key}={part}" for part in override.sweep_string_iterator()]
+    listed = [f"{key}={_spelled(part)}" for part in override.sweep_iterator()]
     if not listed:
         raise ConfigError(text, "has no value", "give at least one")
     return listed
+
+
+def _spelled(value: Any) -> str:
+    """A value as it would be typed alone: Hydra's own spelling escapes what a path or `file.py:function` may hold."""
+    if not isinstance(value, str):
+        return Override._get_value_element_as_str(value)
+    plain = re.fullmatch(r"[\w./:@%+-]+", value) is not None
+    return value if plain else QuotedString(text=value, quote=Quote.single).with_quotes()
