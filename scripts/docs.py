@@ -51,7 +51,7 @@ One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of ac
 Flags
   --cfg job [--resolve]     show the composed configuration and leave
   --config-dir=FOLDER       also look here for options, such as FOLDER/task/mine.yaml for task=mine
-  -m, --multirun            sweep over comma-separated values
+  -m, --multirun            sweep over comma-separated values, range(1,4), glob(*); resume=auto goes on with a sweep
   -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
   -h, --help                this text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.cli.resume import changes, continued
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.config.load import compose_node, leaves, load_config, resolve, to_yaml
 from ippo_cli.training.folder import lock
 

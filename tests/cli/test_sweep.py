@@ -119,9 +119,8 @@ def begun(folder: Path) -> Path:
 
 
 def test_a_sweep_that_goes_on_checks_the_jobs_that_are_missing_alone(begun: Path) -> None:
-    with lock(begun / "1"), lock(begun / "3"):
-        with pytest.raises(SweepRefused) as raised:
-            sweep(["-m", "seed=1,2,3", "resume=auto"])
+    with lock(begun / "1"), lock(begun / "3"), pytest.raises(SweepRefused) as raised:
+        sweep(["-m", "seed=1,2,3", "resume=auto"])
     assert str(raised.value).splitlines()[0].startswith("job 3 of 3: seed=3: ")
     assert "in use by another process" in str(raised.value)
     assert raised.value.exit_code == 14

@@ -41,7 +41,8 @@ def test_of_one_key_typed_twice_the_order_counts(tmp_path: Path) -> None:
 def test_two_sweeps_of_one_second_get_two_folders(tmp_path: Path) -> None:
     first, second = (reserve(tmp_path / "multirun-1", chosen=False) for _ in range(2))
     assert first != second
-    assert first.is_dir() and second.is_dir()
+    assert first.is_dir()
+    assert second.is_dir()
 
 
 def test_a_folder_that_was_chosen_must_be_empty(tmp_path: Path) -> None:
@@ -86,7 +87,8 @@ def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path)
     paths = [f"task.train=/a/{'long/' * 40}{name}.jsonl" for name in "ab"]
     lines = table(tmp_path, [Row(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]).splitlines()
     assert max(map(len, lines)) <= 160
-    assert "folder" in lines[0] and "waiting" in lines[1]
+    assert "folder" in lines[0]
+    assert "waiting" in lines[1]
     column = lines[0].index("overrides")
     width = lines[0].index("state") - column
     assert paths[0] in "".join(line[column : column + width].strip() for line in lines[1:])

@@ -39,7 +39,7 @@ def only_run(root: Path) -> Path:
 
 
 def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         files = list(root.glob(place))
         if files and len(files[0].read_text().splitlines()) >= count:
