@@ -52,6 +52,11 @@ def test_the_keys_of_an_option_that_is_swept_may_be_given(folder: Path) -> None:
     assert "jobs 2 4 of 4: seed=x: seed=x does not fit" in said
 
 
+def test_beside_a_glob_the_bad_key_is_found() -> None:
+    with pytest.raises(ConfigError, match=r"^seeed=1 is no key; did you mean seed\?"):
+        sweep(["-m", "algorithm=glob(*)", "seeed=1"])
+
+
 def test_a_mode_cannot_differ_between_jobs() -> None:
     assert "job 2 of 2: mode=plan: mode cannot differ between jobs" in refusal("mode=train,plan")
 

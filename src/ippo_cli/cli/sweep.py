@@ -144,7 +144,11 @@ class _Sweeping:
             self.master = composed(overrides)
         except (HydraException, OmegaConfBaseException):
             # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
-            self.master = composed([*of_hydra, *self._expanded(self.overrides)[0]])
+            first = [*of_hydra, *self._expanded(self.overrides)[0]]
+            try:
+                self.master = composed(first)
+            except (HydraException, OmegaConfBaseException) as error:
+                raise diagnose(first, error) from error
         self.place = Path(str(self.master.hydra.sweep.dir))
         self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
         self.resumed = self._found(wanted, saved)
