@@ -56,7 +56,7 @@ Flags
   --cfg job [--resolve]     show the composed configuration and leave
   --config-dir=FOLDER       also look here for options, such as FOLDER/task/mine.yaml for task=mine
   --new-task FILE.yaml      write a commented task file and example rows, and say how to use them
-  -m, --multirun            sweep over comma-separated values
+  -m, --multirun            sweep over comma-separated values, range(1,4), glob(*); resume=auto goes on with a sweep
   -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
   -h, --help                this text
   -V, --version             the version

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.cli.resume import changes, continued
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.config.load import compose_node, leaves, load_config, resolve, to_yaml
 from ippo_cli.training.folder import lock
 
@@ -192,8 +192,3 @@ def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) ->
         continued([f"resume={folder}"])
     assert raised.value.exit_code == 14
     assert str(folder) in str(raised.value)
-
-
-def test_a_sweep_cannot_be_resumed_as_a_whole(run: MakeRun) -> None:
-    with pytest.raises(ConfigError, match=r"^resume=auto cannot be combined with a sweep; "):
-        continued(["-m", "resume=auto", "seed=1,2"])

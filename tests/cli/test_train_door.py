@@ -123,11 +123,12 @@ def test_resuming_what_is_not_there_ends_with_fourteen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_ends_as_its_failing_job_does(tmp_path: Path) -> None:
+def test_a_sweep_with_a_bad_job_ends_with_two_and_leaves_no_folder(tmp_path: Path) -> None:
     answer = train("-m", "algorithm.gamma=1.5,1.6", folder=tmp_path)
     assert answer.returncode == 2
-    assert "algorithm.gamma=1.5" in answer.stderr
+    assert answer.stderr.startswith("ippo: job 1 of 2: algorithm.gamma=1.5: ")
     assert "Traceback" not in answer.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def completions(line: str, folder: Path, shell: str = "bash") -> list[str]:

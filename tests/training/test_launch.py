@@ -39,7 +39,7 @@ def only_run(root: Path) -> Path:
 
 
 def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         files = list(root.glob(place))
         if files and len(files[0].read_text().splitlines()) >= count:
@@ -64,15 +64,34 @@ def test_two_ranks_make_one_run_that_samples_what_one_rank_samples(tmp_path):
         assert two[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
+def sweep_rows(folder: Path) -> list[dict]:
+    return json.loads((folder / "sweep.json").read_text())["jobs"]
+
+
 @pytest.mark.slow
-def test_a_sweep_that_is_asked_to_leave_begins_no_other_job(tmp_path):
-    process = ippo_train(tmp_path, "-m", "seed=1,2", "num_iterations=500", "evaluation.every=0")
-    wait_for_rows(tmp_path, 3, "default/*/0/metrics.jsonl")
+def test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later(tmp_path):
+    slow = tmp_path / "slow"
+    slow.touch()
+    (tmp_path / "reward.py").write_text(
+        "import os, time\n\ndef reward(examples, responses):\n"
+        f"    time.sleep(0.5 * os.path.exists({str(slow)!r}))\n    return {{'team': [1.0] * len(examples)}}\n"
+    )
+    sweep = [*SMALL, "output_dir=out", "-m", "seed=1,2", "num_iterations=5", "evaluation.every=0", "reward=function",
+             "reward.function=reward.py:reward"]  # fmt: skip
+    process = ippo_train(tmp_path, *sweep, "resume=auto")
+    wait_for_rows(tmp_path, 2, "out/default/*/1/metrics.jsonl")
     process.send_signal(signal.SIGTERM)
     said = finished(process, 75)
-    assert "the sweep leaves with its job" in said
-    [only] = tmp_path.glob("default/*/*/run.json")
-    assert json.loads(only.read_text())["state"] == "preempted"
+    [folder] = tmp_path.glob("out/default/multirun-*")
+    assert f"go on with: ippo-train -m resume={folder.relative_to(tmp_path)}" in said
+    assert [row["state"] for row in sweep_rows(folder)] == ["preempted", "waiting"]
+    assert [path.parent.name for path in folder.glob("*/run.json")] == ["1"]
+    slow.unlink()
+    said = finished(ippo_train(tmp_path, *sweep, "resume=auto"))
+    assert "resumed from" in said
+    assert list(tmp_path.glob("out/default/*")) == [folder]
+    assert [row["state"] for row in sweep_rows(folder)] == ["done", "done"]
+    assert [row["iteration"] for row in rows(folder / "1")] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
@@ -131,10 +150,25 @@ def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_every_job_in_a_folder_of_its_own(tmp_path):
-    output = finished(ippo_train(tmp_path, "-m", "seed=1,2", "num_iterations=1", "evaluation.every=0"))
-    states = sorted(tmp_path.glob("default/multirun-*/*/run.json"))
-    assert [path.parent.name for path in states] == ["0", "1"], output
-    seeds = [(path.parent / "config.yaml").read_text().split("seed: ")[1].split()[0] for path in states]
-    assert sorted(seeds) == ["1", "2"]
-    assert all(json.loads(path.read_text())["state"] == "done" for path in states)
+def test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with(tmp_path):
+    reward = tmp_path / "reward.py"
+    text = "def bad(examples, responses):\n    raise ValueError('broken on purpose')\n\n\n"
+    reward.write_text(text + text.replace("bad", "good").replace("raise ValueError('broken on purpose')",
+                                                                 "return {'team': [1.0] * len(examples)}"))  # fmt: skip
+    output = finished(ippo_train(tmp_path, "-m", "reward=function", "reward.function=reward.py:bad,reward.py:good",
+                                 "num_iterations=1", "evaluation.every=0"), 12)  # fmt: skip
+    [folder] = tmp_path.glob("default/multirun-*")
+    bad, good = sweep_rows(folder)
+    assert (bad["state"], bad["exit_code"], good["state"], good["exit_code"]) == ("failed", 12, "done", 0)
+    assert "broken on purpose" in bad["error"]
+    assert good["score"]["last"]["score"] == 1.0
+    assert f"job 1 of 2: reward.function={reward}:bad: " in " ".join(output.split())
+    assert "1 of 2 jobs are done" in output
+    finished_at = (folder / "2" / "metrics.jsonl").stat().st_mtime_ns
+    reward.write_text(reward.read_text().replace("raise ValueError('broken on purpose')",
+                                                 "return {'team': [0.5] * len(examples)}"))  # fmt: skip
+    output = finished(ippo_train(tmp_path, "-m", f"resume={folder}"))
+    assert "1 of them done" in output
+    assert [row["state"] for row in sweep_rows(folder)] == ["done", "done"]
+    assert (folder / "2" / "metrics.jsonl").stat().st_mtime_ns == finished_at
+    assert [row["iteration"] for row in rows(folder / "1")] == [0, 1]

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.files import closest, shortest
@@ -36,7 +37,7 @@ def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
         return ConfigError(
             several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]"
         )
-    return ConfigError("configuration", "cannot be composed", _first_lines(error))
+    return plugin_not_found(str(error)) or ConfigError("configuration", "cannot be composed", _first_lines(error))
 
 
 def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -71,6 +72,8 @@ def _single_values(text: str) -> list[str]:
 def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     key, _, value = text.partition("=")
     name = key.lstrip("+~")
+    if name in PACKAGES:
+        return no_such_plugin(name, value)
     options = groups(good)
     if not _:
         return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")

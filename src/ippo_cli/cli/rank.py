@@ -15,8 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> NoReturn:
     """Train with the configuration that the folder holds."""
-    if sys.platform == "linux":  # a rank whose parent is gone saves and leaves
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    leave_with_parent()
     folder = Path(sys.argv[1])
 
     def train() -> None:
@@ -28,6 +27,12 @@ def main() -> NoReturn:
         run_training(from_yaml(config_file(folder, resumed=resumed)), folder, resumed=resumed)
 
     leave(guarded(train, []))
+
+
+def leave_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent is gone: then a rank saves and leaves."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

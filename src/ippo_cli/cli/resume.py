@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ippo_cli.cli.arguments import SWEEP_FLAGS, with_one_search_path
+from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
 from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
@@ -30,21 +30,24 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     wanted = [text.partition("=")[2] for text in argv if text.startswith("resume=")]
     if not wanted or wanted[-1] == "never":
         return list(argv), None
-    if any(flag in argv for flag in SWEEP_FLAGS):
-        raise ConfigError(f"resume={wanted[-1]}", "cannot be combined with a sweep", "resume the jobs one by one")
     typed_now = [text for text in argv if not text.startswith("resume=")]
     folder = _find(wanted[-1], typed_now)
     if folder is None:
         return typed_now, None
     saved = saved_overrides(folder)
     combined = with_one_search_path([*(text for text in saved if text not in typed_now), *typed_now])
-    refused = _drift(folder, _composed(combined))
+    refuse_drift(folder, _composed(combined))
+    return combined, folder
+
+
+def refuse_drift(folder: Path, now: Mapping[str, object]) -> None:
+    """Raise `ResumeError` where a configuration, given by its leaves, would make another run of this one."""
+    refused = _drift(folder, now)
     if refused:
         shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in refused[:8])
         raise ResumeError(
             f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
         )
-    return combined, folder
 
 
 def _find(wanted: str, overrides: Sequence[str]) -> Path | None:

@@ -37,12 +37,13 @@ def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     import hydra
 
-    from ippo_cli.cli.arguments import SWEEP_FLAGS, arguments
+    from ippo_cli.cli.arguments import arguments
     from ippo_cli.cli.diagnose import offered
     from ippo_cli.cli.flags import refuse_unknown
     from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
-    from ippo_cli.config.errors import INTERRUPTED, ConfigError, IppoError, Preempted
+    from ippo_cli.cli.sweep import is_sweep, sweep
+    from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import config_dir, register_schemas
 
@@ -60,23 +61,22 @@ def _with_hydra(typed: Sequence[str]) -> None:
     if shown is not None:
         print(shown, end="")
         return
+    if is_sweep(argv):
+        sweep(argv)
+        return
     argv, folder = continued(argv)
     if folder is not None:
         check_own_files(argv)
     sys.argv = [sys.argv[0], *argv]
 
     failures: list[BaseException] = []
-    sweeping = any(flag in argv for flag in SWEEP_FLAGS)
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(node: DictConfig) -> None:
         try:
             train(node, folder)
-        except Exception as error:  # raised below: Hydra would print it in its own words, and end a sweep
+        except Exception as error:  # raised below: Hydra would print it in its own words
             failures.append(error)
-            if sweeping and isinstance(error, IppoError) and error.exit_code in (Preempted.exit_code, INTERRUPTED):
-                print(f"ippo: the sweep leaves with its job: {error}", file=sys.stderr)
-                raise SystemExit(error.exit_code) from error  # Hydra begins the next job after anything else
 
     if any(flag in argv for flag in ("-sc", "--shell-completion")):
         said = io.StringIO()
@@ -90,12 +90,11 @@ def _with_hydra(typed: Sequence[str]) -> None:
 
 
 def train(node: DictConfig, folder: Path | None) -> None:
-    """One job: check the composition, then train in this process, in ranks of its own, or as one of outside ranks.
+    """One run: check the composition, then train in this process, in ranks of its own, or as one of outside ranks.
 
     `folder` is the run to resume; None starts a new one.
     """
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     from ippo_cli.cli.hub import settle_hub
     from ippo_cli.cli.resume import changes
@@ -120,7 +119,6 @@ def train(node: DictConfig, folder: Path | None) -> None:
 
         show_plan(config)
         return
-    sweeping = hydra.mode is RunMode.MULTIRUN
     resumed = folder is not None
 
     def start(where: Path) -> None:
@@ -136,14 +134,10 @@ def train(node: DictConfig, folder: Path | None) -> None:
 
         run_training(config, folder, resumed=resumed, start=start)
         return
-    if folder is None and sweeping:
-        folder = Path(hydra.sweep.dir) / hydra.sweep.subdir
-        folder.mkdir(parents=True, exist_ok=True)
-        folder = folder.absolute()
-    elif folder is None:
+    if folder is None:
         folder = reserve_folder(Path(config.output_dir) / config.name)
     start(folder)
-    if config.launch.processes > 1 or sweeping:  # jobs of a sweep must not share one process
+    if config.launch.processes > 1:
         run_ranks(folder, config.launch.processes, resumed=resumed)
         return
     from ippo_cli.training.process import run_training

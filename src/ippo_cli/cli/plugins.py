@@ -1,0 +1,38 @@
+"""Hydra's launchers and sweepers that are packages of their own: what to install for them."""
+
+from __future__ import annotations
+
+import re
+
+from ippo_cli.config.errors import ConfigError
+
+PACKAGES = {
+    "hydra/launcher": {
+        "joblib": "hydra-joblib-launcher",
+        "submitit_local": "hydra-submitit-launcher",
+        "submitit_slurm": "hydra-submitit-launcher",
+        "ray": "hydra-ray-launcher",
+        "ray_aws": "hydra-ray-launcher",
+        "rq": "hydra-rq-launcher",
+    },
+    "hydra/sweeper": {
+        "optuna": "hydra-optuna-sweeper",
+        "ax": "hydra-ax-sweeper",
+        "nevergrad": "hydra-nevergrad-sweeper",
+    },
+}
+
+
+def no_such_plugin(group: str, option: str) -> ConfigError:
+    """What to say of an option of `hydra/launcher` or `hydra/sweeper` that Hydra does not find."""
+    package = PACKAGES[group].get(option)
+    if package is not None:
+        return ConfigError(f"{group}={option}", "needs a plugin that is not installed here", f"pip install {package}")
+    known = " ".join(["basic", *PACKAGES[group]])
+    return ConfigError(f"{group}={option}", "is not known", f"use one of {known}, or install the package that has it")
+
+
+def plugin_not_found(words: str) -> ConfigError | None:
+    """The same, from Hydra's message about an option that a file of one's own chooses; None if it is about others."""
+    found = re.search(r"(hydra/launcher|hydra/sweeper)/(\w+)", words)
+    return no_such_plugin(found[1], found[2]) if found else None

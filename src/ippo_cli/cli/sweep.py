@@ -1,0 +1,446 @@
+"""`ippo-train -m`: all jobs are checked before the first one trains, then each trains in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.cli import sweep_folder
+from ippo_cli.cli.arguments import SWEEP_FLAGS
+from ippo_cli.cli.diagnose import diagnose
+from ippo_cli.cli.exits import MAX_LINES, WIDTH
+from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
+from ippo_cli.cli.sweep_grid import expanded
+from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
+from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
+from ippo_cli.config.schema import Config, Mode
+from ippo_cli.config.searchpath import SEARCH_PATH
+from ippo_cli.training.folder import in_use, lock
+from ippo_cli.training.launch import FORWARDED, external_world_size
+
+FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
+GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+# Launchers whose jobs run on this machine: what a job would find here is what it will find.
+LOCAL = ("basic", "joblib", "submitit_local")
+
+
+class SweepRefused(IppoError):
+    """Some jobs cannot be run, and none was started."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class SweepFailed(IppoError):
+    """Some jobs failed; the exit code is that of the first of them."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job, composed and checked."""
+
+    row: Row
+    plain: dict[str, Any]
+    config: Config
+
+
+def is_sweep(argv: Sequence[str]) -> bool:
+    """Whether these arguments start a sweep, or go on with one."""
+    typed_now = get_args_parser().parse_args(list(argv))
+    if typed_now.cfg or typed_now.info or typed_now.hydra_help or typed_now.shell_completion:
+        return False
+    return typed_now.multirun or FLAGS[-1] in argv or _resumed_folder(argv) is not None
+
+
+def sweep(argv: Sequence[str]) -> None:
+    """Check and run all jobs. Raises `SweepRefused`, `SweepFailed`, `Preempted` or `KeyboardInterrupt`."""
+    ranks = external_world_size()
+    if ranks is not None:
+        raise ConfigError(SWEEP_FLAGS[0], f"starts ranks of its own, and this process is one of {ranks} already",
+                          "start it alone, with launch.processes=N for N ranks per job")  # fmt: skip
+    wanted = ([text.partition("=")[2] for text in argv if text.startswith("resume=")] or ["never"])[-1]
+    typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
+    saved = _resumed_folder(argv)
+    if saved is not None:
+        typed_now = _saved_arguments(saved, typed_now)
+    elif wanted not in ("never", "auto", "must"):
+        raise ResumeError(f"resume={wanted}: there is no sweep; give its folder, the one that has sweep.json")
+    parsed = get_args_parser().parse_args(typed_now)
+    register_schemas()
+    with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
+        _Sweeping(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
+
+
+def _resumed_folder(argv: Sequence[str]) -> Path | None:
+    """The folder of the sweep that `resume=` names, if it names one."""
+    places = [Path(text.partition("=")[2]) for text in argv if text.startswith("resume=")]
+    return places[-1].absolute() if places and (places[-1] / sweep_folder.FILE).is_file() else None
+
+
+def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
+    """A sweep goes on as it was started; only where its jobs run may be chosen again."""
+    saved = sweep_folder.arguments_of(folder)
+    more = [text for text in typed_now if text not in saved]
+    refused = [text for text in more if not sweep_folder.is_place(text)]
+    if refused:
+        raise ConfigError(f"resume={folder}", f"goes on with the sweep as it was started, without {' '.join(refused)}",
+                          "leave that out, or start a new sweep")  # fmt: skip
+    return [*(text for text in saved if not (more and sweep_folder.is_place(text))), *more]
+
+
+class _Sweeping:
+    """One sweep, from arguments to the closing table."""
+
+    def __init__(
+        self, config_name: str, overrides: list[str], typed_now: list[str], wanted: str, saved: Path | None
+    ) -> None:
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        self.loader: ConfigLoader = hydra.config_loader
+        self.config_name = config_name
+        self.typed_now = typed_now
+        self.folders = [text for text in overrides if text.startswith(SEARCH_PATH)]
+        of_hydra = [text for text in overrides if text.lstrip("+~").startswith(("hydra.", "hydra/"))]
+        self.overrides = [text for text in overrides if text not in of_hydra]
+
+        def composed(texts: list[str]) -> DictConfig:
+            return hydra.compose_config(config_name, texts, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
+
+        try:
+            self.master = composed(overrides)
+        except (HydraException, OmegaConfBaseException):
+            # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
+            first = [*of_hydra, *self._expanded(self.overrides)[0]]
+            try:
+                self.master = composed(first)
+            except (HydraException, OmegaConfBaseException) as error:
+                raise diagnose(first, error) from error
+        self.place = Path(str(self.master.hydra.sweep.dir))
+        self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
+        self.resumed = self._found(wanted, saved)
+
+    def run(self) -> None:
+        if self.master.hydra.sweeper._target_ != GRID:
+            self._run_sampled()
+            return
+        jobs, done = self._checked()
+        if jobs and jobs[0].config.mode is Mode.plan:
+            self._plan(jobs)
+            return
+        rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
+        folder = self.resumed or sweep_folder.reserve(self.place, chosen=self.chosen)
+        words = f", {len(done)} of them done" if done else ""
+        print(f"ippo-train: a sweep of {len(rows)} jobs{words} -> {sweep_folder.shown(folder)}", flush=True)
+        self._run(folder, rows, [job.row for job in jobs])
+
+    def _found(self, wanted: str, saved: Path | None) -> Path | None:
+        """The sweep to go on with; None for a new one."""
+        folder = saved or (sweep_folder.find(self.place, self.typed_now) if wanted in ("auto", "must") else None)
+        if folder is None:
+            if wanted == "must":
+                raise ResumeError(f"resume=must: no sweep of these overrides below {self.place.parent}; "
+                                  "use resume=auto")  # fmt: skip
+            if wanted == "auto":
+                print(f"no sweep of these overrides below {self.place.parent}: a new one begins", flush=True)
+            return None
+        if self.master.hydra.sweeper._target_ != GRID:
+            raise ConfigError(f"resume={wanted}", "goes on with the jobs that are missing, and this sweeper makes up "
+                              "its jobs on the way", "start a new sweep")  # fmt: skip
+        if in_use(folder):
+            raise ResumeError(f"resume={wanted}: the sweep in {folder} is going on in another process")
+        return folder
+
+    # ---- which jobs -------------------------------------------------------------------------------------------
+
+    def _expanded(self, overrides: Sequence[str]) -> list[list[str]]:
+        def options(group: str) -> list[str]:
+            return self.loader.get_group_options(  # type: ignore[call-arg]
+                group, ObjectType.CONFIG, self.config_name, self.folders
+            )
+
+        return expanded(overrides, options)
+
+    def _rows(self) -> list[Row]:
+        if self.resumed is not None:
+            return rows_of(self.resumed)
+        params = [f"{key}={value}" for key, value in (self.master.hydra.sweeper.params or {}).items()]
+        grid = self._expanded([*params, *self.overrides])
+        return [Row(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
+
+    def _checked(self) -> tuple[list[Job], list[Row]]:
+        """The jobs to run, and the rows of those that are done. Raises `SweepRefused` with all jobs that cannot run."""
+        rows = self._rows()
+        print(f"ippo-train: checking {len(rows)} jobs", flush=True)
+        jobs: list[Job] = []
+        refused: dict[int, IppoError] = {}
+        done: list[Row] = []
+        for row in rows:
+            if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
+                sweep_folder.end(row, "done", 0, None)
+                sweep_folder.note_run(row, self.resumed / row.folder)
+                done.append(row)
+                continue
+            try:
+                jobs.append(self._job(row))
+            except IppoError as error:
+                refused[row.job] = error
+        jobs_of = {job.row.folder: job.row.job for job in reversed(jobs)}
+        for job in jobs:
+            if jobs_of[job.row.folder] != job.row.job:
+                refused[job.row.job] = ConfigError(
+                    f"hydra.sweep.subdir={job.row.folder}", f"is the folder of job {jobs_of[job.row.folder]} as well",
+                    "use one that differs, such as '${hydra.job.num}'")  # fmt: skip
+            if job.config.mode is not jobs[0].config.mode:
+                refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
+        if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
+            refused = _planned(jobs)
+        if refused:
+            raise _refusal(rows, refused)
+        return jobs, done
+
+    def _job(self, row: Row) -> Job:
+        try:
+            node = self.loader.load_sweep_config(self.master, list(row.overrides))
+            with open_dict(node):
+                node.hydra.job.num = node.hydra.job.id = row.job
+            HydraConfig.instance().set_config(node)
+            row.folder = row.folder or str(node.hydra.sweep.subdir)
+            plain = resolve(node)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise diagnose([*self.folders, *row.overrides], error) from error
+        config = typed(plain)
+        check(config, config.launch.processes)
+        if self.resumed is not None:
+            refuse_resume(self.resumed / row.folder, plain, config)
+            sweep_folder.end(row, "waiting", None, None)
+        return Job(row, plain, config)
+
+    def _is_local(self) -> bool:
+        return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL
+
+    # ---- running them -----------------------------------------------------------------------------------------
+
+    def _plan(self, jobs: Sequence[Job]) -> None:
+        from ippo_cli.training.plan import show_plan
+
+        rows = [job.row for job in jobs]
+        own = sweep_folder.swept(rows)
+        refused: dict[int, IppoError] = {}
+        for job in jobs:
+            print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
+            try:
+                show_plan(job.config)
+            except IppoError as error:
+                refused[job.row.job] = error
+        if refused:
+            raise _refusal(rows, refused)
+
+    def _run_sampled(self) -> None:
+        """With a sweeper that makes up its jobs on the way: each is checked when it comes."""
+        folder = sweep_folder.reserve(self.place, chosen=self.chosen)
+        self._run(folder, None, [])
+
+    def _run(self, folder: Path, rows: Sequence[Row] | None, to_run: Sequence[Row]) -> None:
+        """Run these of the jobs, or those of a sweeper; then show the table and say how it ended."""
+        total = None if rows is None else len(rows)
+        this = Sweep(folder, os.getpid(), tuple(sys.argv), tuple(self.folders), self.resumed is not None, total)
+        with open_dict(self.master):
+            self.master.hydra.sweep.dir = str(folder)
+        error: str | None = None
+        with ExitStack() as held:
+            held.enter_context(lock(folder))
+            (folder / LEAVING).unlink(missing_ok=True)
+            sweep_folder.create(folder, self.typed_now, rows or [])
+            held.enter_context(_Forwarding(folder))
+            try:
+                self._launch(this, to_run) if rows is not None else self._sample(this)
+            except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
+                error = f"{type(problem).__name__}: {problem}"
+                if not isinstance(problem, IppoError) and not (folder / LEAVING).exists():
+                    traceback.print_exc()
+        _close(folder, error)
+
+    def _launch(self, this: Sweep, rows: Sequence[Row]) -> None:
+        callbacks = Callbacks(self.master)
+        callbacks.on_multirun_start(config=self.master, config_name=self.config_name)
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
+            task_function=partial(run_job, this), config=self.master,
+        )  # fmt: skip
+        batch = self.master.hydra.sweeper.max_batch_size or len(rows) or 1
+        for first in range(0, len(rows), batch):
+            texts = [[*row.overrides, *_places(this.folder, row.folder)] for row in rows[first : first + batch]]
+            launcher.launch(texts, initial_job_idx=first + 1)
+        callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
+
+    def _sample(self, this: Sweep) -> None:
+        callbacks = Callbacks(self.master)
+        callbacks.on_multirun_start(config=self.master, config_name=self.config_name)
+        self.master.hydra.overrides.hydra.append(_places(this.folder)[0])
+        sweeper = Plugins.instance().instantiate_sweeper(
+            hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
+            task_function=partial(run_job, this), config=self.master,
+        )  # fmt: skip
+        sweeper.sweep(arguments=self.overrides)
+        callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
+
+
+def _places(folder: Path, subdir: str | None = None) -> list[str]:
+    """Overrides that give a job the sweep's folder, and its own below that."""
+    quoted = QuotedString(text=str(folder), quote=Quote.single).with_quotes()
+    if subdir is None:
+        return [f"hydra.sweep.dir={quoted}"]
+    return [
+        f"hydra.sweep.dir={quoted}",
+        f"hydra.sweep.subdir={QuotedString(text=subdir, quote=Quote.single).with_quotes()}",
+    ]
+
+
+def _planned(jobs: Sequence[Job]) -> dict[int, IppoError]:
+    """What `mode=plan` refuses, by job. Configurations that differ in their seed alone are planned once."""
+    alike: dict[str, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault(repr(replace(job.config, seed=0)), []).append(job)
+    groups = list(alike.values())
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "jobs.json"
+        file.write_text(json.dumps([group[0].plain for group in groups]))
+        ended = subprocess.run([sys.executable, "-m", "ippo_cli.cli.plan_jobs", str(file)], check=False)
+        if ended.returncode != 0:
+            raise SweepRefused(f"the jobs cannot be checked: their plans ended with exit code {ended.returncode}; "
+                               "what was said of it stands above", UNEXPECTED)  # fmt: skip
+        answers = json.loads(file.read_text())
+    return {
+        job.row.job: SweepRefused(*answer)
+        for group, answer in zip(groups, answers, strict=True)
+        if answer is not None
+        for job in group
+    }
+
+
+def _refusal(rows: Sequence[Row], refused: Mapping[int, IppoError]) -> SweepRefused:
+    """One error for all jobs that cannot run: those that are refused for the same reason share a line."""
+    own = sweep_folder.swept(rows)
+    jobs: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.job in refused:
+            jobs.setdefault(" ".join(str(refused[row.job]).split()), []).append(row)
+    lines = []
+    for message, group in jobs.items():
+        if len(group) == len(rows) > 1:
+            lines.append(f"all {len(rows)} jobs: {message}")
+        elif len(group) == 1:
+            lines.append(f"job {group[0].job} of {len(rows)}: {own[group[0].job]}: {message}")
+        else:
+            numbers = " ".join(str(row.job) for row in group)
+            alike = [text for text in group[0].overrides if all(text in row.overrides for row in group)]
+            alike = [text for text in alike if not all(text in row.overrides for row in rows)]
+            lines.append(": ".join([f"jobs {numbers} of {len(rows)}", *([" ".join(alike)] if alike else []), message]))
+    codes = {error.exit_code for error in refused.values()}
+    code = codes.pop() if len(codes) == 1 else ConfigError.exit_code
+    return SweepRefused("\n".join([*_fitting(lines), "no job was started"]), code)
+
+
+def _fitting(lines: list[str]) -> list[str]:
+    """The lines in full if a block has room for them, else each on one line of it, and the number of those left out."""
+    room = MAX_LINES - 1
+    width = WIDTH - len("ippo: ")
+    if sum(len(textwrap.wrap(line, width)) for line in lines) <= room:
+        return lines
+    shown = lines if len(lines) <= room else lines[: room - 1]
+    more = [f"and {len(lines) - len(shown)} more of them"] if len(shown) < len(lines) else []
+    return [*(line if len(line) <= width else f"{line[: width - 4]} ..." for line in shown), *more]
+
+
+class _Forwarding:
+    """Passes signals that ask to leave on to jobs in a launcher's processes, and keeps others from beginning.
+
+    A job in this process has taken the signals over while its ranks are there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Forwarding:
+        for number in FORWARDED:
+            self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        again = number == self._asked == signal.SIGINT
+        self._asked = number
+        (self._folder / LEAVING).write_text(str(number))
+        for row in rows_of(self._folder):
+            if row.state == "running" and row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
+                with suppress(ProcessLookupError, PermissionError):
+                    if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
+                        os.kill(row.pid, number)
+        if again:
+            raise KeyboardInterrupt
+
+
+def _close(folder: Path, error: str | None) -> None:
+    """Show the table, and raise what the command ends with."""
+    for row in rows_of(folder):
+        if row.state == "running":
+            with sweep_folder.changed(folder, row.job) as kept:
+                sweep_folder.end(kept, "failed", UNEXPECTED, error or "its process ended without a word")
+                sweep_folder.note_run(kept, folder / row.folder)
+    rows = rows_of(folder)
+    print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
+    done = sum(row.state == "done" for row in rows)
+    go_on = f"go on with: ippo-train -m resume={sweep_folder.shown(folder)}"
+    if (folder / LEAVING).exists():
+        number = int((folder / LEAVING).read_text())
+        (folder / LEAVING).unlink()
+        words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done; {go_on}"
+        raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
+    failed = [row for row in rows if row.state != "done"]
+    if failed or error is not None:
+        own = sweep_folder.swept(rows)
+        told = [f"job {row.job} of {len(rows)}: {own[row.job]}: {row.state}"
+                f"{': ' + ' '.join(row.error.split()) if row.error else ''}" for row in failed]  # fmt: skip
+        head = f"{done} of {len(rows)} jobs are done" + (f"; the launcher ended with {error}" if error else "")
+        codes = [row.exit_code for row in failed if row.exit_code]
+        raise SweepFailed("\n".join([head, *_fitting(told)[: MAX_LINES - 2], go_on]), codes[0] if codes else UNEXPECTED)
