@@ -28,7 +28,7 @@ from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
-from ippo_cli.models.load import cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
@@ -55,11 +55,13 @@ def _build_agent(
 ) -> Agent:
     lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
     refuse_unreadable_tokens(tokenizer, lm, f"actor.model={weights}")
-    vocabulary = len(lm.get_output_embeddings().weight)  # before an engine spreads it
+    # Before an engine spreads it.
+    vocabulary = len(lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
     separate = isinstance(agent.critic, SeparateCriticConfig)
     head = None
     if isinstance(agent.critic, ValueHeadCriticConfig):
-        head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim)).to(lm.dtype)
+        head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))
+        nn.Module.to(head, dtype=lm.dtype)
     needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
     actor = _actor_learner(config, policy, agent.actor, agent.critic, device)
@@ -81,7 +83,7 @@ def _actor_learner(
     config: Config, policy: Policy, actor: ActorConfig, critic: CriticConfig, device: torch.device
 ) -> Learner:
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
-    policy.packs = config.deepspeed.pack_sequences and enable_packing(policy.lm.base_model)
+    policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
     groups = param_groups(policy.lm, actor)
     if isinstance(critic, ValueHeadCriticConfig):
         assert policy.value_head is not None
@@ -120,7 +122,7 @@ def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None
     source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
     try:
         if critic.warm_start is not None:
-            model = load_pretrained(ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype])
+            model: ValueModel = load_pretrained(ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype])
             if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
                 raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
             return model
@@ -165,7 +167,7 @@ def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], 
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"
     if key not in references:
         policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(device)
-        policy.packs = enable_packing(policy.lm.base_model)
+        policy.packs = enable_packing(backbone_of(policy.lm))
         references[key] = policy.requires_grad_(False).eval()
     return references[key]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
@@ -125,7 +125,11 @@ def _refuse_other_vocabulary(
             setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
         )
     try:
-        other = AutoTokenizer.from_pretrained(source, revision=revision).get_vocab()
+        reads = cast(
+            PreTrainedTokenizerBase,
+            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False),
+        )
+        other = reads.get_vocab()
     except Exception:  # a critic's folder need not have one
         return
     named = {number: token for token, number in other.items()}

@@ -24,7 +24,7 @@ class Learner:
     """An engine and the numbers of its update. `role` says which losses it minimises: its own, or both in one."""
 
     role: Role
-    engine: Engine
+    engine: Engine[Any]
     optimizer: OptimizerConfig
     mini_batch_size: int  # sequences per optimizer step, global
     ppo_epochs: int

@@ -110,9 +110,11 @@ def _refuse_trained_examples(config: Config, folder: Path) -> None:
     task, trained = config.task, from_yaml(folder / "config.yaml").task
     if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
         return
-    if task.eval_size > trained.eval_size:  # type: ignore[attr-defined]
-        raise ConfigError(f"task.eval_size={task.eval_size}", "would reach into what the run was trained on",
-                          f"use at most {trained.eval_size}")  # type: ignore[attr-defined] # fmt: skip
+    wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)
+    if wanted > held_out:
+        raise ConfigError(
+            f"task.eval_size={wanted}", "would reach into what the run was trained on", f"use at most {held_out}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
 
@@ -100,7 +101,7 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     if device == "cuda":
         torch.cuda.set_device(device_of(device, ranks))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _store = dist.PrefixStore(f"{restarts}.{_trainings}", _opened_store(ranks))
+    _store = distributed_c10d.PrefixStore(f"{restarts}.{_trainings}", _opened_store(ranks))
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         store=_store,
@@ -114,13 +115,15 @@ def init(*, device: str, timeout_s: float) -> Ranks:
 def _opened_store(ranks: Ranks) -> Any:
     """The store the ranks meet in; a port is opened once per process, since it cannot be reused at once."""
     if ranks.world_size == 1:
-        return dist.HashStore()
+        return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     address, port = meeting_point(os.environ)
     key = (address, port, ranks.rank, ranks.world_size)
     if key not in _stores:
         # torchrun already listens on this port, and says so.
         listens = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        _stores[key] = dist.TCPStore(address, port, ranks.world_size, listens, timeout=_timeout)
+        _stores[key] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            address, port, ranks.world_size, listens, timeout=_timeout
+        )
     return _stores[key]
 
 
@@ -230,7 +233,7 @@ def steps_taken() -> int:
     if world_size() == 1:
         return 0
     try:
-        return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+        return distributed_c10d._get_default_group()._get_sequence_number_for_group()  # pyright: ignore[reportAttributeAccessIssue]
     except RuntimeError:  # not every backend counts
         return 0
 

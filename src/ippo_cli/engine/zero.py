@@ -16,12 +16,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
+
+M = TypeVar("M", bound=nn.Module)
 
 TAG = "shards"  # the folder that DeepSpeed makes inside the caller's
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
@@ -37,7 +39,7 @@ class StepResult:
     grad_norm: float
 
 
-class Engine:
+class Engine(Generic[M]):
     """A module, its optimizer and its gradients, split over the ranks as `zero` says (see `zero_config`).
 
     Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters of the module that
@@ -45,11 +47,11 @@ class Engine:
     in the same order, with the same number of forwards and backwards. `distributed.init` comes first.
     """
 
-    module: nn.Module
+    module: M
 
     def __init__(
         self,
-        module: nn.Module,
+        module: M,
         param_groups: list[dict[str, Any]],
         *,
         zero: dict[str, Any],
@@ -115,7 +117,7 @@ class Engine:
             group["lr"] = base["lr"] * factor
 
     @contextlib.contextmanager
-    def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[nn.Module]:
+    def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[M]:
         """The plain module in eval mode without gradients, to be called as often as each rank likes.
 
         At stage 3, `all` holds every weight whole on every rank and takes DeepSpeed's hooks off, since these would
@@ -264,10 +266,12 @@ def _deepspeed(device: torch.device) -> Any:
 
     logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    if get_accelerator().device_name() != device.type:
-        raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {get_accelerator().device_name()} already")
+    accelerator = get_accelerator()
+    assert accelerator is not None
+    if accelerator.device_name() != device.type:
+        raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {accelerator.device_name()} already")
     # Nothing is known to be compatible, so nothing is compiled: the shared-memory reduction wants g++ and ninja.
-    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
     if torch.distributed.group.WORLD is not _known_world:
         _known_world = torch.distributed.group.WORLD
         groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.timeout())
@@ -288,7 +292,7 @@ def _client_optimizer(
     else:
         raise ValueError(f"optimizer={name}; use one of adamw sgd")
     if max_grad_norm is not None:
-        client.max_grad_norm = max_grad_norm
+        client.max_grad_norm = max_grad_norm  # pyright: ignore[reportAttributeAccessIssue]
     return client
 
 
@@ -298,6 +302,7 @@ class _Guard:
     DeepSpeed looks for `overflow` and `_global_grad_norm` on whatever optimizer it drives.
     """
 
+    param_groups: list[dict[str, Any]]
     max_grad_norm: float
     overflow = False
     _global_grad_norm: Tensor
@@ -311,7 +316,7 @@ class _Guard:
             return
         if self.max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, self._global_grad_norm)
-        super().step()
+        super().step()  # pyright: ignore[reportAttributeAccessIssue]  (that of the optimizer mixed in)
 
 
 class _GuardedAdamW(_Guard, torch.optim.AdamW):

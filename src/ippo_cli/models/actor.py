@@ -15,7 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
@@ -36,7 +36,7 @@ class LogitHead(nn.Module):
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
-        self.linear = lm.get_output_embeddings()
+        self.linear: nn.Linear = lm.get_output_embeddings()  # pyright: ignore[reportAttributeAccessIssue]
         config = lm.config.get_text_config()
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         scale = getattr(config, "logit_scale", None) or 1.0
@@ -75,7 +75,7 @@ class Policy(nn.Module):
 
         With a `reference`, also the exact divergence from it in each state.
         """
-        hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
+        hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         own = sequences.response_mask
         chosen, ids = _before_own(hidden, sequences), sequences.response_ids[own]
         count = len(ids)
@@ -111,7 +111,7 @@ class Policy(nn.Module):
     @torch.no_grad()
     def own_states(self, sequences: Sequences) -> Tensor:
         """Hidden states `[n, H]` before each of the n own tokens, in the order of the mask."""
-        hidden = read(self.lm.base_model, sequences.input_ids, sequences.packing)
+        hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         return _before_own(hidden, sequences)
 
 
@@ -156,7 +156,7 @@ def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrain
 
     The padding token may be one of them: no padding is ever read.
     """
-    rows = model.get_input_embeddings().num_embeddings
+    rows = len(model.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
     beyond.pop(str(tokenizer.pad_token), None)
     if beyond:

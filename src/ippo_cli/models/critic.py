@@ -51,8 +51,8 @@ class ValueHead(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if module is self.out:  # a random head starts with large errors, which reach the backbone
-            nn.init.zeros_(module.weight)
-            nn.init.zeros_(module.bias)
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden.to(self.out.weight.dtype)  # Mamba keeps its residual stream in float32
@@ -74,7 +74,8 @@ class ValueModel(PreTrainedModel):
         if backbone is None:
             settings = dict(config.backbone)
             backbone = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
-        self.backbone = backbone
+        assert backbone is not None
+        self.backbone: PreTrainedModel = backbone
         self.packs = False  # whether it is given packed rows, see `enable_packing`
         width = hidden_width(backbone.config)
         self.value_head = ValueHead(ValueHeadConfig(width, config.value_head_hidden_dim))
@@ -93,7 +94,8 @@ def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) ->
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
     config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
     model = ValueModel(config, backbone)
-    return model.to(backbone.dtype)
+    nn.Module.to(model, dtype=backbone.dtype)
+    return model
 
 
 def at_states(values: Tensor, state: Tensor) -> Tensor:

@@ -22,9 +22,7 @@ class UnusableModel(ValueError):
     """What is wrong with a model, in words that need no others beside them."""
 
 
-def load_pretrained(
-    kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any
-) -> PreTrainedModel:
+def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any) -> Any:
     """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
 
     Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
@@ -54,15 +52,22 @@ def load_pretrained(
     return model
 
 
+def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
+    """What a model reads with: all of it but the head."""
+    backbone = model.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    return backbone
+
+
 @torch.no_grad()
 def make_deterministic(model: PreTrainedModel) -> None:
     """Switches off whatever makes training random, and sees by trying that nothing of it stays.
 
     Raises `UnusableModel` unless the model reads causally, and in training mode as it read in evaluation mode before.
     """
-    backbone = model.base_model
+    backbone = backbone_of(model)
     name = type(backbone).__name__
-    ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    ids = torch.arange(5, 13, device=backbone.device)[None] % model.config.get_text_config().vocab_size
     expected = _states(backbone, ids)
     other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
     if not _near(other[:, :-1], expected[:, :-1]):

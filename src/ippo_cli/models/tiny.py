@@ -131,7 +131,7 @@ def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
 
 def _random_model(config: TinyActorConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     shape = tiny_config(config, len(tokenizer))
-    shape.pad_token_id, shape.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    shape.update({"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(shape)

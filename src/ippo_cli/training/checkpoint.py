@@ -28,7 +28,6 @@ from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
-from ippo_cli.models.critic import ValueModel
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.folder import (
     LISTING_S,
@@ -342,8 +341,7 @@ def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> list[Pa
         policy.lm.save_pretrained(folder / "actor", state_dict=below("lm.", weights))
         agent.tokenizer.save_pretrained(folder / "actor")
         if agent.critic is not None:
-            model: ValueModel = agent.critic.engine.module
-            model.save_pretrained(folder / "critic", state_dict=critic_weights)
+            agent.critic.engine.module.save_pretrained(folder / "critic", state_dict=critic_weights)
             agent.tokenizer.save_pretrained(folder / "critic")
         elif policy.value_head is not None:
             policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))

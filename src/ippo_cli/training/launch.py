@@ -21,7 +21,7 @@ PREEMPTED, INTERRUPTED = 75, 130
 GRACE_S = 20.0  # how long other ranks may take to notice that one is gone
 INSISTED_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
 POLL_S = 0.1
-LIKELY_REASONS = {
+LIKELY_REASONS: dict[int, str] = {
     signal.SIGKILL: "the system does this when memory runs out, and so does a scheduler at a limit; dmesg or the "
     "scheduler's log says which, and mode=plan what a rank needs",
     signal.SIGBUS: "a full /dev/shm or disk does this",

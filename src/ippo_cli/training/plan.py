@@ -174,9 +174,9 @@ def _flops_per_second() -> float:
     """Measured with float32 matrix products for a moment."""
     size, rounds = 768, 0
     left = torch.ones(size, size)
-    left @ left
+    torch.mm(left, left)
     began = time.perf_counter()
     while time.perf_counter() - began < 0.2:
-        left @ left
+        torch.mm(left, left)
         rounds += 1
     return rounds * 2.0 * size**3 / (time.perf_counter() - began)

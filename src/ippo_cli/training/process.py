@@ -195,7 +195,7 @@ def prepare_process(config: Config) -> torch.device:
     if kind == "cpu":
         torch.set_num_threads(config.launch.threads or max((os.cpu_count() or 1) // ranks.world_size, 1))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # costs time, and nothing reads it
     disable_progress_bar()  # one bar per saved shard would drown the run's own display
     if not distributed.is_main():
         warnings.simplefilter("ignore")  # rank 0 is warned of the same
