@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
@@ -125,15 +125,12 @@ def _refuse_other_vocabulary(
             setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
         )
     try:
-        reads = cast(
-            PreTrainedTokenizerBase,
-            AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False),
-        )
-        other = reads.get_vocab()
+        other = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False).get_vocab()
     except Exception:  # a critic's folder need not have one
         return
     named = {number: token for token, number in other.items()}
-    added = tokenizer.get_added_vocab()  # special tokens go by other names within a family
+    # Special tokens go by other names within a family.
+    added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
     odd = [token for token, number in tokens.items() if token not in added and named.get(number, token) != token]
     if odd:
         raise ConfigError(setting, f"has another vocabulary than its actor: {len(odd)} of {len(tokens)} ids "
