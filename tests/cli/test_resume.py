@@ -111,7 +111,7 @@ def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
     ("overrides", "told"),
     [
         ([], []),
-        (["num_iterations=9", "algorithm.gamma=0.5"], ["algorithm.gamma: 1.0 -> 0.5", "num_iterations: 110 -> 9"]),
+        (["num_iterations=9", "algorithm.gamma=0.5"], ["algorithm.gamma: 1.0 -> 0.5", "num_iterations: 90 -> 9"]),
         (["actor.learning_rate=1e-5"], ["actor.learning_rate: 0.00035 -> 1e-05"]),
         (["task.agents.low.actor.learning_rate=1e-5"],
          ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),

@@ -32,7 +32,7 @@ def values(override: str) -> list[str]:
         ("seed=3", ["3"]),
         (r"name=a\,b,c", ["'a,b'", "c"]),
         ("algorithm.kl.target=null,0.1", ["null", "0.1"]),
-        ("task.train=[a,b],[c]", ["[a,b]", "[c]"]),
+        ("task.train=[a,b],[c]", ["['a','b']", "['c']"]),
     ],
 )
 def test_lists_ranges_choices_and_globs_are_swept(override: str, listed: list[str]) -> None:

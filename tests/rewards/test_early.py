@@ -124,7 +124,7 @@ def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., 
 
     early = EarlyReward(away, EXAMPLES, list(TEXTS), 1)
     all_said(early)
-    given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early)
+    given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early.answered)
     assert given.valid == [False] * 7
     assert asked == [[row] for row in range(7)] + [[0]] * 2
 
