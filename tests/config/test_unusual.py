@@ -30,7 +30,12 @@ def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[s
         ("critic_learning_rate", {"critic.learning_rate": 1e-3}, {}, "critic.learning_rate is 0.001, 100 times"),
         ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "asks 128 prompts and the training data has 127"),
         ("passes", {}, {"rows": 200}, "num_iterations=400 asks 256 times the 200 training examples"),
-        ("passes", {"num_iterations": 5, "actor.warmup_iterations": 0}, {}, "num_iterations=5 asks 8.6% of the 7473 training examples"),
+        (
+            "passes",
+            {"num_iterations": 5, "actor.warmup_iterations": 0},
+            {},
+            "num_iterations=5 asks 8.6% of the 7473 training examples",
+        ),
         ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "solo never reaches its learning rate"),
         ("unused_chat_template", {}, {"unused": ["solo"]}, "the tokenizer of solo has a chat template"),

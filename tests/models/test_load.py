@@ -20,6 +20,7 @@ from transformers import (
     GPTNeoConfig,
     GPTNeoXConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MixtralConfig,
     MptConfig,
@@ -171,6 +172,10 @@ def broken(folder: Path, how: str) -> str:
         (folder / "config.json").write_text('{"model_type": "llama",')
     if how == "pickled weights":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    if how == "NaN weights":
+        lm = LlamaForCausalLM(LLAMA)
+        torch.nn.init.constant_(lm.model.embed_tokens.weight, float("nan"))
+        lm.save_pretrained(folder)
     if how == "an adapter":
         (folder / "config.json").rename(folder / "adapter_config.json")
     return model
@@ -187,6 +192,7 @@ def broken(folder: Path, how: str) -> str:
         ("no configuration", "its folder has no config.json"),
         ("half a configuration", "is not a valid JSON file"),
         ("pickled weights", "its folder has no .safetensors file; load it once and call save_pretrained"),
+        ("NaN weights", "what it computes is not finite: some of its weights are NaN or infinite"),
         ("an adapter", "it holds an adapter without its model; merge the two"),
     ],
 )

@@ -84,7 +84,10 @@ def test_numbers_without_a_name_are_refused_with_the_names_that_there_are(return
         ("{folder}/good.py:scor", "names no function in .*good.py; it has: Judge dataclass score"),
         ("{folder}/good.py:", "names no function in"),
         ("{folder}/syntax.py:score", r"cannot be imported \(SyntaxError"),
-        ("{folder}/raises.py:score", r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); mend the file"),
+        (
+            "{folder}/raises.py:score",
+            r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); mend the file",
+        ),
         ("raising_module:score", r"cannot be imported \(.*raising_module.py:1: ZeroDivisionError"),
         ("{folder}:score", "cannot be imported"),
     ],

@@ -68,7 +68,8 @@ def test_scores_are_written_with_the_overrides_that_made_them(run: Path) -> None
 def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> None:
     low, high = (run / "initial" / name for name in ("low", "high"))
     overrides = ["actor=full", f"actor.model={low}", f"task.agents.high.actor.model={high}", "actor.dtype=fp32"]
-    task = ["task.train_size=48", "task.eval_size=8", "rollout.decode_batch_size=8", "launch.threads=1"]
+    task = ["task.train_size=48", "task.eval_size=8", "rollout.decode_batch_size=8", "launch.threads=1",
+            "rollout.max_new_tokens=8"]  # fmt: skip
     config = load_config([*overrides, *task, f"output_dir={tmp_path}", "tracker.console=plain"])
     target = evaluate_model(config, overrides)
     written = json.loads(target.read_text())

@@ -81,6 +81,7 @@ def test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room(
     assert leftovers(disk) == []
     assert capsys.readouterr().err == ""
     (disk / "filler").unlink()
+    monkeypatch.setenv("FILL_AT", "0")  # the reward is imported anew, and counts its calls from the start
     run_training(config, folder, resumed=True)
     assert [row["iteration"] for row in rows(folder)] == list(range(13))
 

@@ -16,7 +16,8 @@ TINY = (*SMALL, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", 
         "rollout.buffer_size=4", "actor.warm_start_steps=1", "evaluation.greedy=false")  # fmt: skip
 LIMIT_S = 200
 REWARD = '''
-import multiprocessing, os, pathlib, signal, sys, threading, time
+import multiprocessing, os, signal, sys, threading, time
+from ippo_cli.config.errors import PreflightError
 calls = 0
 rank = os.environ.get("RANK", "0")
 
@@ -50,13 +51,12 @@ def kills_a_rank(examples, responses):
         os.kill(os.getpid(), signal.SIGKILL)
     return scored(responses)
 
-def spoils_the_samples(examples, responses):
-    """Rank 0 alone cannot write the samples of the second iteration."""
+def fails_on_rank_0(examples, responses):
+    """An error that is no failed reward, on one rank alone, in iteration 3."""
     global calls
     calls += 1
-    if rank == "0" and calls == 3:
-        [samples] = pathlib.Path(__file__).parent.glob("default/*/samples")
-        samples.rename(samples.with_name("away"))
+    if rank == "0" and calls == 4:
+        raise PreflightError("only here")
     return scored(responses)
 
 def pooled(examples, responses):
@@ -131,12 +131,10 @@ def test_a_rank_that_is_killed_is_named_first_and_last(tmp_path, victim):
 
 @pytest.mark.slow
 def test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save(tmp_path):
-    code, said, folder = leaves(
-        tmp_path, "spoils_the_samples", "launch.processes=2", "deepspeed=zero2", "tracker.samples_every=2"
-    )
-    assert code == 1
+    code, said, folder = leaves(tmp_path, "fails_on_rank_0", "launch.processes=2", "deepspeed=zero2")
+    assert code == 3
     assert "saved after iteration 2" in "\n".join(said)
-    assert sum("Traceback" in line for line in said) == 1
+    assert sum("only here" in line for line in said) == 1
     assert "OtherRankFailed" in (folder / "errors" / "rank_1.txt").read_text()
     assert state_of(folder)["state"] == "failed"
 

@@ -87,7 +87,7 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
 
 
 def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tmp_path, capsys) -> None:
-    config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1")
+    config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
     show_plan(config)
     said = capsys.readouterr().out
     lines = said.splitlines()

@@ -434,7 +434,7 @@ def _close(folder: Path, error: str | None) -> None:
     if (folder / LEAVING).exists():
         number = int((folder / LEAVING).read_text())
         (folder / LEAVING).unlink()
-        words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done; {go_on}"
+        words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done\n{go_on}"
         raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
     failed = [row for row in rows if row.state != "done"]
     if failed or error is not None:

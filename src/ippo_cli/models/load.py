@@ -69,6 +69,8 @@ def make_deterministic(model: PreTrainedModel) -> None:
     name = type(backbone).__name__
     ids = torch.arange(5, 13, device=backbone.device)[None] % model.config.get_text_config().vocab_size
     expected = _states(backbone, ids)
+    if not expected.isfinite().all():
+        raise UnusableModel("what it computes is not finite: some of its weights are NaN or infinite")
     other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
     if not _near(other[:, :-1], expected[:, :-1]):
         raise UnusableModel(f"{name} lets tokens see those after them; use a causal language model")
