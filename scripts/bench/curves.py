@@ -35,11 +35,11 @@ def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
     figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
     for one in outcomes:
         trained, held_out = (one.points(held_out=flag) for flag in (False, True))
-        line = axis.plot(
-            [p.seconds for p in trained], [p.score for p in trained], linewidth=1, label=f"seed={one.seed}"
-        )
-        axis.plot([p.seconds for p in held_out], [p.score for p in held_out], ".", color=line[0].get_color())
-    axis.set(xlabel="seconds of training", ylabel="share of correct letters", ylim=(0, 1.02))
+        samples = [point.samples for point in trained]
+        line = axis.plot(samples, [point.score for point in trained], linewidth=1, label=f"seed={one.seed}")[0]
+        samples = [point.samples for point in held_out]
+        axis.plot(samples, [point.score for point in held_out], ".", color=line.get_color())
+    axis.set(xlabel="joint samples trained on", ylabel="share of correct letters", ylim=(0, 1.02))
     axis.legend(frameon=False, loc="lower right")
     return _saved(figure, file)
 
