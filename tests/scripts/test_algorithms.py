@@ -91,3 +91,18 @@ def test_a_failed_training_is_told_in_its_cell() -> None:
 
     failed = Outcome(task="t", variant="a/c", seed=0, overrides=(), error="exit code 10")
     assert "| [`a/c`](pictures/learning-a-c.svg) | 1 failed |" in tables([failed], (), ())
+
+
+def test_the_embedded_job_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    from curves import draw
+    from learning import EMBEDDED, Outcome, Point
+
+    curve = [Point(samples=512 * n, seconds=float(n), score=0.4 + 0.1 * n, held_out=n % 2 == 0) for n in range(5)]
+    results = [
+        Outcome(task=task, variant=variant, seed=seed, overrides=(), curve=curve)
+        for task, variant in (EMBEDDED, ("probe_grid", EMBEDDED[1]))
+        for seed in (0, 7)
+    ]
+    assert tmp_path / "embedded.svg" in draw(results, tmp_path)
+    assert "seed=7" in (tmp_path / "embedded.svg").read_text()
+    assert tmp_path / "embedded.svg" not in draw(results[2:], tmp_path)
