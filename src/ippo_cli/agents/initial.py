@@ -200,11 +200,12 @@ def _make(
     if kept.is_dir():
         return
     partial = kept.with_name(f".{name}.partial")
-    with storing(str(kept)):
+    cache, pairs = Path(config.output_dir) / ".cache", reference_pairs(name, agent, task)
+    with storing(str(cache)):
         made = make_tiny_actor(
-            actor, reference_pairs(name, agent, task), config.seed, Path(config.output_dir) / ".cache",
-            lambda step, steps, loss: progress(name, step, steps, loss),
-        )  # fmt: skip
+            actor, pairs, config.seed, cache, lambda step, steps, loss: progress(name, step, steps, loss)
+        )
+    with storing(str(kept)):
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(made, partial)

@@ -58,13 +58,15 @@ def _evaluate(argv: list[str]) -> None:
 
 
 def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
-    from ippo_cli.cli.resume import saved_overrides
+    from ippo_cli.cli.resume import refuse_changed, saved_overrides
     from ippo_cli.config.errors import ResumeError
 
     folder = Path(run).absolute()
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
-    config = _composed([*saved_overrides(folder), *overrides], overrides, of_model=False)
+    saved = saved_overrides(folder)
+    config = _composed([*saved, *overrides], overrides, of_model=False)
+    refuse_changed(folder, saved, overrides)
     if any(text.startswith("task.eval_size=") for text in overrides):
         _refuse_trained_examples(config, folder)
     from ippo_cli.training.evaluate_run import evaluate_run

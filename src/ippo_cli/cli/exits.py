@@ -8,6 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from hydra.errors import HydraException
@@ -75,8 +76,9 @@ def leave(code: int) -> NoReturn:
     if distributed is None or not distributed.has_run():
         sys.exit(code)
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the disk that they go to may be full
+            stream.flush()
     os._exit(code)
 
 

@@ -83,6 +83,23 @@ def saved_overrides(folder: Path) -> list[str]:
         raise ResumeError(f"{folder} is no run to go on from: overrides.json cannot be read ({error})") from error
 
 
+def refuse_changed(folder: Path, overrides: Sequence[str], typed_now: Sequence[str]) -> None:
+    """Raise `ResumeError` where a run's own overrides ask, sample or score otherwise today than when it was trained: a
+    file of the user's has changed, or this is another version. What is typed now is meant."""
+    typed_keys = tuple(text.partition("=")[0].lstrip("+~") for text in typed_now)
+    changed = [
+        (key, before, now)
+        for key, before, now in _differences(folder, _composed(overrides))
+        if key.startswith(("task.", "rollout.", "reward.")) and not key.startswith(typed_keys)
+    ]
+    if changed:
+        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changed[:8])
+        raise ResumeError(
+            f"run={folder}: its overrides give another configuration today than the run had; restore the files that it "
+            f"was started with, or type these\n{shown}"
+        )
+
+
 def _composed(overrides: Sequence[str]) -> dict[str, object]:
     """Every leaf that these arguments give."""
     return dict(leaves(resolve(compose_node([text for text in overrides if not text.startswith("-")]))))

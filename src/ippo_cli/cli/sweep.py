@@ -45,7 +45,7 @@ from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.searchpath import SEARCH_PATH
-from ippo_cli.training.folder import in_use, lock
+from ippo_cli.training.folder import from_here, in_use, lock
 from ippo_cli.training.launch import FORWARDED, external_world_size
 
 FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
@@ -165,7 +165,7 @@ class _Sweeping:
         rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
         folder = self.resumed or sweep_folder.reserve(self.place, chosen=self.chosen)
         words = f", {len(done)} of them done" if done else ""
-        print(f"ippo-train: a sweep of {len(rows)} jobs{words} -> {sweep_folder.shown(folder)}", flush=True)
+        print(f"ippo-train: a sweep of {len(rows)} jobs{words} -> {from_here(folder)}", flush=True)
         self._run(folder, rows, [job.row for job in jobs])
 
     def _found(self, wanted: str, saved: Path | None) -> Path | None:
@@ -430,7 +430,7 @@ def _close(folder: Path, error: str | None) -> None:
     rows = rows_of(folder)
     print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
     done = sum(row.state == "done" for row in rows)
-    go_on = f"go on with: ippo-train -m resume={sweep_folder.shown(folder)}"
+    go_on = f"go on with: ippo-train -m resume={from_here(folder)}"
     if (folder / LEAVING).exists():
         number = int((folder / LEAVING).read_text())
         (folder / LEAVING).unlink()

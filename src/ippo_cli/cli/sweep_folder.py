@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
-from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.folder import from_here, write_atomically
 
 FILE = "sweep.json"
 LEAVING = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
@@ -146,7 +146,14 @@ def table(folder: Path, rows: Sequence[Row]) -> str:
     """One line per job, and more where its overrides are long: they are never cut."""
     own = swept(rows)
     cells = [
-        [str(row.job), own[row.job], row.state, _scores(row), _duration(row.wall_seconds), shown(folder / row.folder)]
+        [
+            str(row.job),
+            own[row.job],
+            row.state,
+            _scores(row),
+            _duration(row.wall_seconds),
+            from_here(folder / row.folder),
+        ]
         for row in rows
     ]
     head = ["job", "overrides", "state", "score: first -> best, last", "time", "folder"]
@@ -173,11 +180,6 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
-
-
-def shown(folder: Path) -> str:
-    """The folder from where one stands, if it lies below."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def _identity(arguments: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.load import leaves, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
-from ippo_cli.training.folder import all_checkpoints, in_use, refuse_other_world_size, start_files
+from ippo_cli.training.folder import all_checkpoints, from_here, in_use, refuse_other_world_size, start_files
 from ippo_cli.training.launch import FORWARDED, RankFailure, external_world_size, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
@@ -60,7 +60,7 @@ def run_job(this: Sweep, node: DictConfig) -> float:
         if not here:
             held.enter_context(_worker_process(this.process, f"{tag} "))
         asked = held.enter_context(_Asked())
-        print(f"{tag if here else 'begins:'} {own} -> {sweep_folder.shown(folder)}", flush=True)
+        print(f"{tag if here else 'begins:'} {own} -> {from_here(folder)}", flush=True)
         with changed(this.folder, row.job) as kept:
             kept.overrides, kept.folder = texts, subdir
             sweep_folder.begin(kept)

@@ -154,7 +154,9 @@ def _first_line(config: Config, folder: Path, processes: int) -> str:
         f"critic={config.critic.kind.value}",
         f"{processes} process{'es' if processes > 1 else ''}",
     ]
-    line, target = f"ippo-train: {', '.join(parts)}", f"-> {_short(folder)}"
+    from ippo_cli.training.folder import from_here
+
+    line, target = f"ippo-train: {', '.join(parts)}", f"-> {from_here(folder)}"
     # A path is there to be copied: a long one has a line of its own.
     return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
 
@@ -169,10 +171,6 @@ def _asked_for_job_config(argv: Sequence[str]) -> str | None:
     if arguments.cfg != "job" or arguments.package or arguments.multirun:
         return None
     return shown(compose_node(arguments.overrides), resolve=arguments.resolve)
-
-
-def _short(folder: Path) -> str:
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import Config, SeparateCriticConfig
 
 CRITIC_STEPS = 8
-"""Optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has mini-batches."""
+"""At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
+mini-batches; the last one may have fewer rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,7 +304,7 @@ def on_main(work: Callable[[], T]) -> T:
             result = work()
         except Exception as raised:  # once the others know
             error = raised
-    known = error if error is None or isinstance(error, IppoError) else RuntimeError(f"rank 0: {error!r}")
+    known = error if error is None or isinstance(error, IppoError) else OtherRankFailed(0, UNEXPECTED)
     result, told = broadcast_object((result, known))
     if error is not None:
         raise error

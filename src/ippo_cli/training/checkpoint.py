@@ -77,6 +77,7 @@ class Checkpoints:
         self.folder = run_folder / "checkpoints"
         self.config = config
         self._failures = 0
+        self.reason = ""  # why the last save failed
         self._saved: int | None = None
         distributed.on_main(self._prepare)
 
@@ -198,11 +199,11 @@ class Checkpoints:
     def _give_up(self, temporary: Path, reason: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # by every rank: they may not see each other's files
         distributed.barrier()
-        self._failures += 1
+        self._failures, self.reason = self._failures + 1, reason
         if self._failures >= MAX_FAILURES_IN_A_ROW:
             raise StorageError(f"{self._failures} checkpoints in a row could not be saved ({reason})")
         if distributed.is_main():
-            warn(f"checkpoint not saved ({reason}); training goes on")
+            warn(f"checkpoint not saved ({reason})")
 
     def _point(self, checkpoint: str, *, best: bool) -> None:
         _write_pointer(self.folder, "latest", checkpoint)
@@ -346,19 +347,6 @@ def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> list[Pa
         elif policy.value_head is not None:
             policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
     return [file for part in ("actor", "critic") for file in (folder / part).rglob("*") if file.is_file()]
-
-
-def checkpoint_bytes(agents: Mapping[str, Agent]) -> int:
-    """About what a checkpoint of them takes: weights twice, for the engine and for `from_pretrained`, and the
-    optimizer's state with the float32 weights of what is trained in less."""
-    total = 0
-    for agent in agents.values():
-        for learner in agent.learners:
-            for parameter in learner.engine.module.parameters():
-                width = parameter.element_size()
-                size = getattr(parameter, "ds_numel", parameter.numel())  # at stage 3 a rank holds a part
-                total += size * (2 * width + ADAM_BYTES + (4 if width < 4 else 0))
-    return total
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,14 +92,20 @@ def _metrics(
     means["score"] = torch.stack(list(scores.values())).mean(dim=0)
     means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
     names = sorted(means)
-    sums = [means[name].double().where(valid & torch.isfinite(means[name]), 0.0).sum() for name in names]
+    kept = [valid & torch.isfinite(means[name]) for name in names]  # a part need not apply to every row
+    sums = [means[name].double().where(rows_kept, 0.0).sum() for name, rows_kept in zip(names, kept, strict=True)]
+    counts = [rows_kept.sum().double() for rows_kept in kept]
     lengths = [rollout.response_mask.sum().double().cpu() for rollout in rollouts.values()]
     truncated = [(~rollout.finished).sum().double().cpu() for rollout in rollouts.values()]
-    total = distributed.all_sum(torch.stack([valid.sum().double(), *sums, *lengths, *truncated])).tolist()
-    counted = total[0]
-    result = {name: value / max(counted, 1.0) for name, value in zip(names, total[1:], strict=False)}
-    result["failed_share"] = 1.0 - counted / rows
+    total = distributed.all_sum(torch.stack([valid.sum().double(), *sums, *counts, *lengths, *truncated])).tolist()
+    valid_rows, total = total[0], total[1:]
+    result = {
+        name: value / count if count else math.nan
+        for name, value, count in zip(names, total[: len(names)], total[len(names) : 2 * len(names)], strict=True)
+    }
+    result["failed_share"] = 1.0 - valid_rows / rows
+    of_agents = total[2 * len(names) :]
     for number, name in enumerate(rollouts):
-        result[f"{name}/response_length"] = total[1 + len(names) + number] / rows
-        result[f"{name}/truncated_share"] = total[1 + len(names) + len(rollouts) + number] / rows
+        result[f"{name}/response_length"] = of_agents[number] / rows
+        result[f"{name}/truncated_share"] = of_agents[len(rollouts) + number] / rows
     return result

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, OtherRankFailed
 from ippo_cli.engine import distributed
-from ippo_cli.training.folder import all_checkpoints, mark_failed
+from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed
 from ippo_cli.training.run import Run
 
 SAVING_PATIENCE_S = 10.0
@@ -90,7 +90,7 @@ def _told(error: BaseException, known: Mapping[int, Failure], run: Run) -> BaseE
     if not causes and gone:
         which = f"rank {gone[0]}" if len(gone) == 1 else f"one of ranks {' '.join(map(str, gone))}"
         time.sleep(LAUNCHER_FIRST_S)
-        place = _short(error_file(run.folder, rank))
+        place = from_here(error_file(run.folder, rank))
         error = RankGone(f"rank {rank} left because {which} is gone; its own traceback is in {place}")
     record = str(error) if isinstance(error, RankGone) else known[first].error
     with suppress(OSError):  # the disk may be what failed
@@ -114,11 +114,7 @@ def _what_is_left(folder: Path, *, saved: bool) -> str:
         return "there is no checkpoint to go on from; start a new run"
     newest = int(there[-1].name.rpartition("_")[2])
     kept = f"saved after iteration {newest}" if saved else f"the newest checkpoint is the one after iteration {newest}"
-    return f"{kept}; to go on from there: ippo-train resume={_short(folder)}"
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{kept}; to go on from there: ippo-train resume={from_here(folder)}"
 
 
 def error_file(folder: Path, rank: int) -> Path:

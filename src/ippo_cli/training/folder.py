@@ -26,6 +26,11 @@ LISTING_S = 15.0  # how long a file system may take to show one rank what anothe
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
+def from_here(path: Path) -> Path:
+    """A path as it may be typed where the command was: relative where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def reserve_folder(root: Path) -> Path:
     """A new folder below `root` named by time and chance; two runs of the same second get two folders."""
     for _ in range(10):

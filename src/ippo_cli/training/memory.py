@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ippo_cli.config.arithmetic import critic_mini_batch_size
 from ippo_cli.config.schema import Config, Dtype, Gather, SeparateCriticConfig
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
@@ -141,7 +142,7 @@ def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: in
         assert isinstance(critic, SeparateCriticConfig)
         yield _engine(
             config, f"{name} critic", agent.critic, critic.dtype, ranks, agent.context, rows,
-            critic.mini_batch_size or mini, checkpointed=critic.gradient_checkpointing, decodes=False,
+            critic_mini_batch_size(config, critic), checkpointed=critic.gradient_checkpointing, decodes=False,
         )  # fmt: skip
 
 

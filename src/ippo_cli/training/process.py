@@ -27,13 +27,14 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.tasks.task import Task, load_task
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, checkpoint_bytes, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.preflight import (
     Material,
     device_kind,
+    disk_needs,
     memory_of,
     memory_warning,
     prompt_stream,
@@ -153,7 +154,8 @@ def build_trainer(
         run=run.state, rng=rng_state(),
     )  # fmt: skip
     checkpoints = Checkpoints(folder, config.checkpoint)
-    checkpoints.refuse_too_little_room(checkpoint_bytes(agents), plan.num_iterations)
+    size, _ = disk_needs(config, material, distributed.world_size())
+    checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
     if resumed:
         found = checkpoints.load(state)
         distributed.on_main(lambda: _go_on(folder, run, state.progress))

@@ -77,6 +77,9 @@ class Run:
 
     def metrics_size(self) -> int | None:
         """Bytes of `metrics.jsonl` that are safely on disk; None while rows wait for room there."""
+        if self._waiting:  # there may be room again
+            with suppress(OSError):
+                self._append()
         return None if self._waiting else self._written()
 
     def _written(self) -> int:

@@ -25,6 +25,7 @@ from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
+from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import (
     greedy_metrics,
     peak_memory_mib,
@@ -82,8 +83,10 @@ class Trainer:
             self._iterate()
         except PreemptionRequested:
             if not self.save_reached():
-                raise StorageError("asked to leave, and the checkpoint could not be saved") from None
-            raise Preempted(f"asked to leave; saved after iteration {self.point.iteration}") from None
+                reason = self.checkpoints.reason
+                raise StorageError(f"asked to leave, and the checkpoint could not be saved ({reason})") from None
+            saved = f"asked to leave; saved after iteration {self.point.iteration}"
+            raise Preempted(f"{saved}; go on with: ippo-train resume={from_here(self.run.folder)}") from None
 
     def _iterate(self) -> None:
         if "first" not in self.run.state.evaluation:
@@ -115,6 +118,8 @@ class Trainer:
     def save_reached(self) -> bool:
         """Save the point that was reached last; False where that failed. Collective."""
         self.point.go_back()
+        if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row is there yet
+            self.state.progress.metrics_bytes = self.run.metrics_size()
         return self.checkpoints.save(self.state)
 
     def free(self) -> None:
@@ -202,7 +207,7 @@ class Trainer:
             began = time.perf_counter()
             saved = self.checkpoints.save(self.state, best=improved)
             if last and not saved:
-                raise StorageError("the last iteration's checkpoint could not be saved")
+                raise StorageError(f"the last iteration's checkpoint could not be saved ({self.checkpoints.reason})")
             self.saving_seconds = time.perf_counter() - began
         if not last and self.preemption.agreed():
             raise PreemptionRequested
