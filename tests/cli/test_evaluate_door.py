@@ -33,7 +33,7 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "config.yaml").write_text(to_yaml(resolve(compose_node(["critic=value_head"]))))
     (tmp_path / "overrides.json").write_text(json.dumps(["critic=value_head"]))
     return tmp_path
 
@@ -120,3 +120,14 @@ def test_a_run_is_not_evaluated_on_what_it_was_trained_on(ippo_eval: Call, run: 
     assert code == 2
     assert said.startswith(f"ippo: task.eval_size={size + 1} would reach into what the run was trained on; use at most")
     assert ippo_eval(f"run={run}", f"task.eval_size={size}")[0] == 14, "no checkpoint"
+
+
+def test_a_run_whose_own_overrides_give_something_else_today_is_refused(ippo_eval: Call, run: Path) -> None:
+    (run / "overrides.json").write_text("[]")
+    (run / "config.yaml").write_text(to_yaml(resolve(compose_node(["rollout.temperature=0.5"]))))
+    code, said = ippo_eval(f"run={run}")
+    assert code == 14
+    assert "rollout.temperature: 0.5 -> 1.0" in said
+    code, said = ippo_eval(f"run={run}", "rollout.temperature=0.7")  # what is typed is meant
+    assert "rollout.temperature: " not in said
+    assert "checkpoint" in said

@@ -111,3 +111,22 @@ def test_an_actor_of_the_users_own_has_the_values_for_pretrained_models(tmp_path
     (tmp_path / "actor" / "mine.yaml").write_text("defaults: [full, _self_]\nmodel: some/model\n")
     config = composed(f"hydra.searchpath=[file://{tmp_path}]", "actor=mine", *DATA, *FUNCTION)
     assert_fit_for_a_pretrained_model(config)
+
+
+def test_an_option_of_ones_own_wins_over_what_follows_the_actor(tmp_path: Path) -> None:
+    for group, text in {
+        "evaluation": "defaults: [default, _self_]\nevery: 3\n",
+        "checkpoint": "defaults: [default, _self_]\nevery: 4\n",
+        "rollout": "defaults: [hf, _self_]\nbuffer_size: 64\n",
+    }.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(text)
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [ippo@algorithm, _self_]\nnum_iterations: 30\nrollout: {max_new_tokens: 5}\n"
+    )
+    found = composed(
+        f"hydra.searchpath=[{tmp_path}]", "evaluation=mine", "checkpoint=mine", "rollout=mine", "algorithm=mine"
+    )
+    assert (found.evaluation.every, found.checkpoint.every, found.rollout.buffer_size) == (3, 4, 64)
+    assert (found.num_iterations, found.rollout.max_new_tokens) == (30, 5)
