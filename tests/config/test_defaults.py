@@ -97,7 +97,9 @@ def test_an_experiment_wins_over_what_its_actor_asks_for() -> None:
 
 def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
     known = {name for name, _ in leaves(resolve(compose_node([])))}
-    files = {"run": "", "critic": "critic.", "gae": "algorithm."}
+    files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
+        group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
+    }
     assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == set(files)
     for folder, prefix in files.items():
         for file in (config_dir() / "base" / folder).glob("*.yaml"):

@@ -10,6 +10,7 @@ import pytest
 
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.checks import check
+from ippo_cli.config.files import check_own_files
 from ippo_cli.config.load import load_config
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -31,8 +32,15 @@ PLAIN = [words for words in commands() if not any(word.startswith(("-", "resume=
 
 
 @pytest.mark.parametrize("words", PLAIN, ids=" ".join)
-def test_a_command_of_the_readme_composes_and_passes_the_checks(words: list[str]) -> None:
-    config = load_config(arguments(words))
+def test_a_command_of_the_readme_composes_and_passes_the_checks(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [task_file] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    Path("mine.yaml").write_text(task_file)
+    overrides = arguments(words)
+    check_own_files(overrides)
+    config = load_config(overrides)
     check(config, config.launch.processes)
     for agent in config.task.agents.values() if "actor=full" in words else ():
         assert agent.actor.dtype.value == "bf16"

@@ -75,7 +75,7 @@ def test_what_rank_0_cannot_make_all_ranks_raise_together(found: list[dict[str, 
 def test_an_error_of_rank_0_is_every_ranks(found: list[dict[str, Any]]) -> None:
     assert [rank["on main"]["of ours"] for rank in found] == ["ConfigError: seed=x is no number; use one"] * 2
     assert found[0]["on main"]["of another kind"].startswith("ZeroDivisionError: ")
-    assert found[1]["on main"]["of another kind"].startswith("RuntimeError: rank 0: ZeroDivisionError(")
+    assert found[1]["on main"]["of another kind"].startswith("OtherRankFailed: left because rank 0 failed")
     assert [rank["on main"]["answer"] for rank in found] == [0, 0]
 
 

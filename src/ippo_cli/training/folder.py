@@ -26,9 +26,9 @@ LISTING_S = 15.0  # how long a file system may take to show one rank what anothe
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
-def from_here(path: Path) -> Path:
+def from_here(path: Path) -> str:
     """A path as it may be typed where the command was: relative where it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def reserve_folder(root: Path) -> Path:
