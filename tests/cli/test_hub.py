@@ -24,7 +24,8 @@ def full(*overrides: str) -> Config:
 
 
 @pytest.mark.parametrize("name", ["./models/x", "/nope/x", "~/x", "../x", "a/b/c", "x/", "rows.jsonl", "a b", "."])
-def test_a_path_is_known_as_one(name: str) -> None:
+def test_a_path_is_known_as_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert looks_like_path(name)
     if name != ".":
         with pytest.raises(PreflightError, match=f"^actor.model={name}: there is no such file or folder$"):

@@ -86,7 +86,7 @@ def block(message: str) -> str:
     """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
     shown = message[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
     spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in shown]
-    lines = [part for line in spelled for part in textwrap.wrap(line, WIDTH) or [""]]
+    lines = [part for line in spelled for part in textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""]]
     return "\n".join(lines[:MAX_LINES])
 
 

@@ -67,7 +67,7 @@ def make_deterministic(model: PreTrainedModel) -> None:
     """
     backbone = backbone_of(model)
     name = type(backbone).__name__
-    ids = torch.arange(5, 13, device=backbone.device)[None] % model.config.get_text_config().vocab_size
+    ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     expected = _states(backbone, ids)
     if not expected.isfinite().all():
         raise UnusableModel("what it computes is not finite: some of its weights are NaN or infinite")
