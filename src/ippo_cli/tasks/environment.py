@@ -1,0 +1,53 @@
+"""What an episode is played in: an environment that tells agents something and takes what they answer.
+
+Conversations and worlds have one interface. A conversation hands on what agents say to each other and is judged by a
+reward at its end; a world (a Gymnasium environment, a game) answers by itself and pays as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ippo_cli.types import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an agent answered."""
+
+    text: str
+    finished: bool = True  # ended by itself; False: cut at a limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What followed from the actions of one step.
+
+    While the episode goes on, `observations` holds those who act next, each with what it is told now. At its end it
+    holds what agents see last, which nobody answers: a truncated episode is valued there.
+    """
+
+    observations: Mapping[str, str]  # agent -> text
+    rewards: Mapping[str, float] = field(default_factory=dict)  # agent -> what this step paid it; missing counts as 0
+    terminated: bool = False  # the episode ended by itself
+    truncated: bool = False  # it was cut at a limit of its own
+    unfinished: frozenset[str] = frozenset()  # agents whose part was cut although the episode has terminated
+    parts: Mapping[str, float] = field(default_factory=dict)  # numbers for the log, such as success; the last one counts
+
+
+class Environment(Protocol):
+    """One episode at a time, of one or several agents. May raise anything: that fails its episode and no other."""
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        """Begin an episode: who acts first, each with what it is told. The same example and seed begin the same one."""
+        ...
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        """Take the actions of all who were to act."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; the environment is not used afterwards."""
+        ...
