@@ -17,12 +17,18 @@ import ippo_cli
 ROOT = Path(ippo_cli.__file__).parent
 LAYERS = {
     "config": 0,
-    "types": 1, "formulas": 1,
-    "engine": 2, "models": 2, "tasks": 2, "rewards": 2,
-    "agents": 3, "rollout": 3, "algorithms": 3,
+    "types": 1,
+    "formulas": 1,
+    "engine": 2,
+    "models": 2,
+    "tasks": 2,
+    "rewards": 2,
+    "agents": 3,
+    "rollout": 3,
+    "algorithms": 3,
     "training": 4,
     "cli": 5,
-}  # fmt: skip
+}
 FILES = sorted(ROOT.rglob("*.py"))
 # Library -> where it may be imported.
 PLACES = {
@@ -100,10 +106,16 @@ def test_only_what_loads_the_configuration_knows_its_loader() -> None:
 
 def test_what_answers_before_training_imports_no_torch() -> None:
     modules = [
-        "ippo_cli.cli.train", "ippo_cli.cli.evaluate", "ippo_cli.cli.rank", "ippo_cli.cli.exits", "ippo_cli.cli.resume",
-        "ippo_cli.cli.diagnose", "ippo_cli.training.folder", "ippo_cli.training.launch",
+        "ippo_cli.cli.train",
+        "ippo_cli.cli.evaluate",
+        "ippo_cli.cli.rank",
+        "ippo_cli.cli.exits",
+        "ippo_cli.cli.resume",
+        "ippo_cli.cli.diagnose",
+        "ippo_cli.training.folder",
+        "ippo_cli.training.launch",
         *(f"ippo_cli.config.{file.stem}" for file in (ROOT / "config").glob("*.py") if file.stem != "__init__"),
-    ]  # fmt: skip
+    ]
     code = f"import json, sys; [__import__(name) for name in {modules!r}]; print(json.dumps(list(sys.modules)))"
     there = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, check=True

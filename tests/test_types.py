@@ -22,20 +22,31 @@ def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def rollout(prompt_width: int = 3) -> Rollout:
     return Rollout(
-        prompt_ids=numbered(B, prompt_width, dtype=torch.long), prompt_mask=torch.ones(B, prompt_width).bool(),
-        response_ids=numbered(B, R, dtype=torch.long), response_mask=MASK, turn=torch.where(MASK, 0, -1),
-        logprobs=numbered(B, R), behavior_logprobs=numbered(B, R) + 0.5, finished=torch.tensor([1, 0, 1, 0]).bool(),
+        prompt_ids=numbered(B, prompt_width, dtype=torch.long),
+        prompt_mask=torch.ones(B, prompt_width).bool(),
+        response_ids=numbered(B, R, dtype=torch.long),
+        response_mask=MASK,
+        turn=torch.where(MASK, 0, -1),
+        logprobs=numbered(B, R),
+        behavior_logprobs=numbered(B, R) + 0.5,
+        finished=torch.tensor([1, 0, 1, 0]).bool(),
         texts=[f"row {row}" for row in range(B)],
-    )  # fmt: skip
+    )
 
 
 def targets() -> Targets:
     return Targets(
-        rewards=numbered(B, R), values=numbered(B, R) + 0.1, final_values=numbered(B),
-        ref_logprobs=numbered(B, R) + 0.2, advantages=numbered(B, R) + 0.3,
-        returns=numbered(B, R) + 0.4, loss_mask=MASK, value_mask=MASK, weights=numbered(B, R) + 0.5,
-        draws=torch.arange(B),
-    )  # fmt: skip
+        rewards=numbered(B, R),
+        values=numbered(B, R) + 0.1,
+        final_values=numbered(B),
+        ref_logprobs=numbered(B, R) + 0.2,
+        advantages=numbered(B, R) + 0.3,
+        returns=numbered(B, R) + 0.4,
+        loss_mask=MASK,
+        value_mask=MASK,
+        behavior_weights=numbered(B, R) + 0.5,
+        sample_counts=torch.arange(B),
+    )
 
 
 def test_lengths_reach_to_the_last_own_token_holes_included() -> None:
@@ -55,8 +66,12 @@ def test_a_row_moves_whole(rows: object) -> None:
 
 
 def test_prompts_move_with_their_examples_and_indices() -> None:
-    batch = PromptBatch(ids=numbered(3, 2).long(), mask=torch.ones(3, 2).bool(), examples=[{"n": n} for n in range(3)],
-                        index=torch.tensor([7, 8, 9]))  # fmt: skip
+    batch = PromptBatch(
+        ids=numbered(3, 2).long(),
+        mask=torch.ones(3, 2).bool(),
+        examples=[{"n": n} for n in range(3)],
+        index=torch.tensor([7, 8, 9]),
+    )
     moved = PromptBatch(**take(batch, [2, 1]))
     assert moved.examples == [{"n": 2}, {"n": 1}]
     assert moved.index.tolist() == [9, 8]

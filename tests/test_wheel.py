@@ -30,8 +30,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = next((environment / "lib").glob("python*")) / "site-packages"
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (site / "parent.pth").write_text("\n".join(ours) + "\n")
-    command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--quiet",
-               "--no-deps", "--no-index", "--ignore-installed", str(wheel)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(environment / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--ignore-installed",
+        str(wheel),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return environment / "bin"
@@ -49,8 +60,9 @@ def test_the_wheels_commands_compose_from_another_folder(installed, tmp_path):
     composed = run(installed / "ippo-train", "--cfg", "job", "--resolve", "algorithm=ppo", folder=tmp_path)
     assert composed.returncode == 0, composed.stderr
     assert "objective: clip" in composed.stdout
-    where = run(installed / "python", "-c", "from ippo_cli.config.load import config_dir; print(config_dir())",
-                folder=tmp_path)  # fmt: skip
+    where = run(
+        installed / "python", "-c", "from ippo_cli.config.load import config_dir; print(config_dir())", folder=tmp_path
+    )
     assert Path(where.stdout.strip()).is_relative_to(installed.parent), "the wheel's own conf/ is what is read"
     assert run(installed / "ippo-eval", "--help", folder=tmp_path).returncode == 0
     assert not list(tmp_path.iterdir()), "looking leaves nothing behind"

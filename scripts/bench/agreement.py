@@ -107,10 +107,16 @@ def compare(peer: str, comparison: Comparison, cases: int) -> Row:
     else:
         verdict = f"differs: {comparison.known}" + ("" if explained else "; THAT IS NOT THE WHOLE REASON")
     return Row(
-        peer=peer, what=comparison.what, on=", ".join(comparison.on), cases=cases, float32=found[0],
-        float64=found[1] if len(found) > 1 else None, translated=translated, verdict=verdict,
+        peer=peer,
+        what=comparison.what,
+        on=", ".join(comparison.on),
+        cases=cases,
+        float32=found[0],
+        float64=found[1] if len(found) > 1 else None,
+        translated=translated,
+        verdict=verdict,
         expected=explained and agrees == (comparison.known is None),
-    )  # fmt: skip
+    )
 
 
 def largest(comparison: Comparison, ours: Side, dtype: torch.dtype, cases: int) -> float:

@@ -38,9 +38,13 @@ TASKS: dict[str, tuple[str, ...]] = {
     "probe_grid": ("+experiment=probe_grid", "evaluation.every=10"),
 }
 EVERY_RUN = (
-    "tracker.console=plain", "tracker.tensorboard=false", "tracker.samples_every=0", "checkpoint.every=0",
-    "checkpoint.best=false", "launch.threads=1",
-)  # fmt: skip
+    "tracker.console=plain",
+    "tracker.tensorboard=false",
+    "tracker.samples_every=0",
+    "checkpoint.every=0",
+    "checkpoint.best=false",
+    "launch.threads=1",
+)
 QUICK = ("num_iterations=3", "evaluation.every=1", "evaluation.greedy=false", "task.eval_size=16")
 
 
@@ -59,14 +63,18 @@ class Adjustment:
 
 ADJUSTMENTS = (
     Adjustment(
-        variants=("*/separate", "*/value_head"), task="probe_*", overrides=("critic.learning_rate=5e-3",),
+        variants=("*/separate", "*/value_head"),
+        task="probe_*",
+        overrides=("critic.learning_rate=5e-3",),
         reason="from random weights a critic has as much to learn as its actor",
     ),
     Adjustment(
-        variants=("dr_grpo/*", "rloo/*", "remax/*"), task="probe_grid", overrides=("algorithm.entropy_coef=0.03",),
+        variants=("dr_grpo/*", "rloo/*", "remax/*"),
+        task="probe_grid",
+        overrides=("algorithm.entropy_coef=0.03",),
         reason="their advantages are differences of scores, a fifth as large as whitened ones: so is the bonus",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +167,10 @@ def _run(job: Job) -> Outcome:
     if found is None:
         ended = subprocess.run(
             [sys.executable, "-m", "ippo_cli.cli.train", *job.overrides],
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        )  # fmt: skip
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
         found = _finished(job.config)
         if found is None:
             said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()

@@ -11,8 +11,13 @@ import matplotlib as mpl
 from learning import AT_EQUAL_TIME, COMPARED, EMBEDDED, Outcome, picture_of, score_after
 
 mpl.use("svg")
-mpl.rcParams |= {"svg.hashsalt": "curves", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False,
-                 "axes.spines.right": False}  # fmt: skip
+mpl.rcParams |= {
+    "svg.hashsalt": "curves",
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 from matplotlib import pyplot  # noqa: E402  (after the choice of backend)
 
 
@@ -83,8 +88,9 @@ def _panels(tasks: Sequence[str], label: str) -> tuple[Any, list[Any]]:
 
 def _band(axis: Any, at: Sequence[float], scores: Sequence[Sequence[float]], style: dict[str, Any]) -> None:
     line = axis.plot(at, [statistics.fmean(row) for row in scores], **style)[0]
-    axis.fill_between(at, [min(row) for row in scores], [max(row) for row in scores], alpha=0.2, linewidth=0,
-                      color=line.get_color())  # fmt: skip
+    axis.fill_between(
+        at, [min(row) for row in scores], [max(row) for row in scores], alpha=0.2, linewidth=0, color=line.get_color()
+    )
 
 
 def _saved(figure: Any, file: Path) -> Path:

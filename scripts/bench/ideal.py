@@ -63,8 +63,13 @@ class Ideal:
                 while lengths[live - 1] <= step:
                     live -= 1
                 positions = torch.full((live, 1), prompt_tokens + step - 1, device=device)
-                model(input_ids=ids[:live, :1], position_ids=positions, attention_mask=mask,
-                      past_key_values=cache, use_cache=True)  # fmt: skip
+                model(
+                    input_ids=ids[:live, :1],
+                    position_ids=positions,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
         return _now(device) - began
 
     def policy_pass(self, prompt_tokens: int, lengths: Sequence[int]) -> float:

@@ -71,9 +71,15 @@ def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequ
             curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=True))
     held_out = state["evaluation"]
     return Outcome(
-        task=task, variant=variant, seed=seed, overrides=overrides, first=held_out["first"]["sampled/score"],
-        last=held_out["last"]["sampled/score"], wall_seconds=state["wall_seconds"], curve=curve,
-    )  # fmt: skip
+        task=task,
+        variant=variant,
+        seed=seed,
+        overrides=overrides,
+        first=held_out["first"]["sampled/score"],
+        last=held_out["last"]["sampled/score"],
+        wall_seconds=state["wall_seconds"],
+        curve=curve,
+    )
 
 
 def score_after(result: Outcome, seconds: float) -> float:
@@ -89,17 +95,27 @@ def score_after(result: Outcome, seconds: float) -> float:
 def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence[Path]) -> str:
     """Markdown: what each algorithm learnt at equal samples, the comparison at equal time, and the curves."""
     seeds = sorted({result.seed for result in outcomes})
-    lines = [f"Held-out score (sampled) before -> after, mean over {_many(len(seeds), 'seed')} (lowest to highest), "
-             "and the mean wall time of a run with one thread, from start to end. All algorithms train on the same "
-             "number of samples of a task.", "", *_learning_table(outcomes), ""]  # fmt: skip
+    lines = [
+        f"Held-out score (sampled) before -> after, mean over {_many(len(seeds), 'seed')} (lowest to highest), "
+        "and the mean wall time of a run with one thread, from start to end. All algorithms train on the same "
+        "number of samples of a task.",
+        "",
+        *_learning_table(outcomes),
+        "",
+    ]
     for (algorithm, task), reason in LIMITS.items():
         if any(_algorithm(result) == algorithm and result.task == task for result in outcomes):
             lines += [f"`{algorithm}` on `{task}`: {reason}.", ""]
     lines += ["Set beside the presets: " + "; ".join(notes) + ".", ""] if notes else []
     compared = _time_table(outcomes)
     if compared:
-        lines += ["The same runs at equal wall time: held-out score after as many seconds of training as the quickest "
-                  "of these algorithms took for all its samples.", "", *compared, ""]  # fmt: skip
+        lines += [
+            "The same runs at equal wall time: held-out score after as many seconds of training as the quickest "
+            "of these algorithms took for all its samples.",
+            "",
+            *compared,
+            "",
+        ]
     lines += [f"![{picture.stem}](pictures/{picture.name})" for picture in pictures if picture.stem == AT_EQUAL_TIME]
     return "\n".join(lines).rstrip()
 

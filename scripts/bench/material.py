@@ -57,8 +57,10 @@ def make(folder: Path, shape: Shape, agents: int) -> list[str]:
         _tokenizer(shape.vocabulary).save_pretrained(model)
     words = random.Random(0)
     for name, rows in (("train", PROMPTS), ("eval", EVALUATED)):
-        lines = (" ".join(f"t{words.randrange(4, min(shape.vocabulary, 64))}" for _ in range(PROMPT_WORDS))
-                 for _ in range(rows))  # fmt: skip
+        lines = (
+            " ".join(f"t{words.randrange(4, min(shape.vocabulary, 64))}" for _ in range(PROMPT_WORDS))
+            for _ in range(rows)
+        )
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
     (folder / "reward.py").write_text(REWARD)
     (folder / "conf" / "task").mkdir(parents=True, exist_ok=True)
@@ -66,23 +68,36 @@ def make(folder: Path, shape: Shape, agents: int) -> list[str]:
         TASK + "".join(AGENT.format(number=number) for number in range(agents))
     )
     return [
-        f"hydra.searchpath=[file://{folder / 'conf'}]", f"task=bench_{agents}",
-        f"task.train={folder / 'train.jsonl'}", f"task.eval={folder / 'eval.jsonl'}",
-        "actor=full", f"actor.model={model}", "reward=function", f"reward.function={folder / 'reward.py'}:reward",
-        f"output_dir={folder / 'outputs'}", "tracker.samples_every=0",
-    ]  # fmt: skip
+        f"hydra.searchpath=[file://{folder / 'conf'}]",
+        f"task=bench_{agents}",
+        f"task.train={folder / 'train.jsonl'}",
+        f"task.eval={folder / 'eval.jsonl'}",
+        "actor=full",
+        f"actor.model={model}",
+        "reward=function",
+        f"reward.function={folder / 'reward.py'}:reward",
+        f"output_dir={folder / 'outputs'}",
+        "tracker.samples_every=0",
+    ]
 
 
 def _model(shape: Shape) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
-            max_position_embeddings=shape.context, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
+            max_position_embeddings=shape.context,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=1,
             tie_word_embeddings=False,
         )
-    )  # fmt: skip
+    )
 
 
 def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

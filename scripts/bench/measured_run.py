@@ -75,9 +75,12 @@ def main() -> None:
     sys.argv = ["ippo-train", *overrides]
     code = guarded(lambda: _with_hydra(overrides), overrides)
     report = {
-        "iterations": watch.iterations, "ideals": watch.ideals, "own": watch.own, "threads": torch.get_num_threads(),
+        "iterations": watch.iterations,
+        "ideals": watch.ideals,
+        "own": watch.own,
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-    }  # fmt: skip
+    }
     out.write_text(json.dumps(report))
     sys.exit(code)
 

@@ -29,10 +29,19 @@ from material import Shape, make
 HERE = Path(__file__).parent
 WARM_UP = 2  # iterations not counted: allocators, caches, thread pools
 BASE = (
-    "algorithm=ppo", "algorithm.ppo_epochs=1", "algorithm.mini_batch_size=16", "rollout.buffer_size=64",
-    "rollout.decode_batch_size=64", "actor.dtype=fp32", "actor.learning_rate=1e-5", "critic.learning_rate=1e-5",
-    "evaluation.every=0", "evaluation.greedy=false", "checkpoint.every=0", "tracker.console=plain",
-)  # fmt: skip
+    "algorithm=ppo",
+    "algorithm.ppo_epochs=1",
+    "algorithm.mini_batch_size=16",
+    "rollout.buffer_size=64",
+    "rollout.decode_batch_size=64",
+    "actor.dtype=fp32",
+    "actor.learning_rate=1e-5",
+    "critic.learning_rate=1e-5",
+    "evaluation.every=0",
+    "evaluation.greedy=false",
+    "checkpoint.every=0",
+    "tracker.console=plain",
+)
 PHASES = ("rollout", "score", "targets", "update")
 
 
@@ -67,19 +76,28 @@ def main() -> None:
             for name, where in peers.items():
                 runs[name].append(_peer(name, where, given))
     base = next(iter(variants))
-    print(json.dumps(
-        {
-            "setting": given.setting, "threads": given.threads, "repeat": given.repeat,
-            "python": platform.python_version(),
-            "runs": {name: _summary(found) for name, found in runs.items()},
-            f"samples per second, {base} divided by": {
-                name: _spread([a["samples_per_second"] / b["samples_per_second"]
-                               for a, b in zip(runs[base], found, strict=True)])
-                for name, found in runs.items() if name != base
+    print(
+        json.dumps(
+            {
+                "setting": given.setting,
+                "threads": given.threads,
+                "repeat": given.repeat,
+                "python": platform.python_version(),
+                "runs": {name: _summary(found) for name, found in runs.items()},
+                f"samples per second, {base} divided by": {
+                    name: _spread(
+                        [
+                            a["samples_per_second"] / b["samples_per_second"]
+                            for a, b in zip(runs[base], found, strict=True)
+                        ]
+                    )
+                    for name, found in runs.items()
+                    if name != base
+                },
             },
-        },
-        indent=2,
-    ))  # fmt: skip
+            indent=2,
+        )
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -108,8 +126,15 @@ def _ours(folder: Path, given: argparse.Namespace, overrides: Sequence[str]) -> 
     material = make(folder / "_".join(str(part) for part in vars(shape).values()), shape, agents)
     processes = int(keys.get("launch.processes", "1"))
     name = f"run_{len(list(folder.rglob('metrics.jsonl')))}"
-    everything = [*material, *BASE, *SETTINGS[given.setting].overrides, f"launch.threads={given.threads // processes}",
-                  f"num_iterations={WARM_UP + given.iterations + 1}", f"name={name}", *own]  # fmt: skip
+    everything = [
+        *material,
+        *BASE,
+        *SETTINGS[given.setting].overrides,
+        f"launch.threads={given.threads // processes}",
+        f"num_iterations={WARM_UP + given.iterations + 1}",
+        f"name={name}",
+        *own,
+    ]
     if dict(text.partition("=")[::2] for text in everything)["actor.dtype"] == "bf16":
         everything.append("critic.dtype=bf16")
     out = folder / f"{name}.json"
@@ -142,11 +167,13 @@ def _read(rows: Sequence[Mapping[str, float]], watched: Mapping[str, Any], agent
     whole = statistics.median(watched["iterations"][counted]) if watched["iterations"] else phases
     samples = round(rows[0]["perf/samples_per_second"] * rows[0]["time/iteration"])  # the first is not watched
     found |= {
-        "iteration_s": whole, "outside_phases_s": whole - phases, "samples_per_second": samples / whole,
+        "iteration_s": whole,
+        "outside_phases_s": whole - phases,
+        "samples_per_second": samples / whole,
         "samples_per_phase_second": samples / phases,
         "response_length": statistics.mean(row[f"a{n}/rollout/response_length"] for row in rows for n in range(agents)),
         "peak_memory_mib": max(row["perf/peak_memory_mib"] for row in rows),
-    }  # fmt: skip
+    }
     if watched["ideals"]:
         ideals, measured = watched["ideals"][counted], rows[counted]
         for phase in ("rollout", "targets", "update"):
@@ -165,11 +192,29 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
     setting = SETTINGS[given.setting]
     shape = ["--hidden", "256", "--layers", "4", "--threads", str(given.threads)]
     if name.startswith("trl"):
-        own = ["--response-length", str(setting.limit), "--batch", "64", "--updates", str(given.iterations),
-               "--ppo-epochs", "1", "--minibatches", "4", *([] if setting.fixed else ["--stop-at-eos"])]  # fmt: skip
+        own = [
+            "--response-length",
+            str(setting.limit),
+            "--batch",
+            "64",
+            "--updates",
+            str(given.iterations),
+            "--ppo-epochs",
+            "1",
+            "--minibatches",
+            "4",
+            *([] if setting.fixed else ["--stop-at-eos"]),
+        ]
     else:
-        own = ["--prompts", "16", "--epochs", "1", "--max-new-tokens", str(setting.limit),
-               *([] if setting.fixed else ["--stop-on-eos"])]  # fmt: skip
+        own = [
+            "--prompts",
+            "16",
+            "--epochs",
+            "1",
+            "--max-new-tokens",
+            str(setting.limit),
+            *([] if setting.fixed else ["--stop-on-eos"]),
+        ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": str(given.threads)}
     done = subprocess.run([python, script, *shape, *own], capture_output=True, text=True, env=environment)

@@ -33,8 +33,15 @@ def main() -> None:
             "first line": [seconds_until(job, "ippo-train: ", Path(folder)) for _ in range(repeat)],
             "first iteration": [seconds_until(job, FIRST_ITERATION, Path(folder)) for _ in range(repeat)],
         }
-    print(json.dumps({name: {"median": round(statistics.median(values), 2), "all": [round(v, 2) for v in values]}
-                      for name, values in found.items()}, indent=2))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                name: {"median": round(statistics.median(values), 2), "all": [round(v, 2) for v in values]}
+                for name, values in found.items()
+            },
+            indent=2,
+        )
+    )
 
 
 def seconds_until(command: list[str], text: str, folder: Path) -> float:

@@ -27,11 +27,17 @@ def make(text: Path, out: Path, *, vocabulary: int, hidden: int, layers: int, se
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
-            num_attention_heads=4, max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            max_position_embeddings=1024,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
         )
-    )  # fmt: skip
+    )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

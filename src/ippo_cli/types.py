@@ -15,7 +15,7 @@ A worked example, one sequence whose prompt is ``5 6`` (left-padded to P=3) and 
                                    turn            0    0    0   -1
                                    logprobs       -.1  -.2  -.3   0     log pi(7|5 6), log pi(8|5 6 7), ...
                                    values          .5   .6   .7   0     V(5 6), V(5 6 7), V(5 6 7 8)
-                                   rewards          0    0    1   0     the score, on the last own token
+                                   rewards          0    0    1   0     the score, on the last action token
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Rollout:
     prompt_mask: Tensor  # [B, P] bool
     response_ids: Tensor  # [B, R] int64, right-padded
     response_mask: Tensor  # [B, R] bool: 1 on tokens this agent chose, EOS included; may have holes (observations)
-    turn: Tensor  # [B, R] int64: the turn of each own token, -1 elsewhere
+    turn: Tensor  # [B, R] int64: the turn of each action token, -1 elsewhere
     logprobs: Tensor  # [B, R] float32, tempered and unfiltered: what the ratio is against
     behavior_logprobs: Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
     finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
@@ -85,7 +85,7 @@ class Rollout:
 
     @property
     def lengths(self) -> Tensor:
-        """Response columns in use, `[B]`: one past the last own token (0 for an empty response)."""
+        """Response columns in use, `[B]`: one past the last action token (0 for an empty response)."""
         columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
         return (columns * self.response_mask).amax(dim=1)
 
@@ -106,14 +106,16 @@ class Targets:
 
     rewards: Tensor  # [B, R] float32, KL term included
     values: Tensor  # [B, R] float32: V of the state before each token, or of its turn, when sampled; 0 without a critic
-    final_values: Tensor  # [B] float32: V after the last own token (what a truncated row bootstraps from)
+    final_values: Tensor  # [B] float32: V after the last action token (what a truncated row bootstraps from)
     ref_logprobs: Tensor  # [B, R] float32 (equal to logprobs where no reference is kept)
     advantages: Tensor  # [B, R] float32
     returns: Tensor  # [B, R] float32, from raw advantages
     loss_mask: Tensor  # [B, R] bool: response_mask less the rows that must not train (invalid, or truncated and masked)
     value_mask: Tensor  # [B, R] bool: where values are regressed: loss_mask, or only the last token of each turn
-    weights: Tensor  # [B, R] float32: factor of the policy loss, 1 unless the sampler differs from the policy
-    draws: Tensor  # [B] int64: how often a row is trained on in an epoch, 1 unless rows are drawn by their scores
+    behavior_weights: Tensor  # [B, R] float32: factor of the policy loss, 1 unless the sampler differs from the policy
+    sample_counts: (
+        Tensor  # [B] int64: how often a row is trained on in an epoch, 1 unless rows are drawn by their scores
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

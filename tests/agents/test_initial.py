@@ -103,9 +103,18 @@ def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> N
 def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model", "abcdefghij=")
     config = full(
-        tmp_path, model, "actor.dtype=fp32", "num_iterations=1", "evaluation.every=0", "algorithm.kl.reward.coef=0.1",
-        "rollout.buffer_size=8", "task.train_size=16", "task.eval_size=4", "tracker.console=plain", "launch.threads=1",
-    )  # fmt: skip
+        tmp_path,
+        model,
+        "actor.dtype=fp32",
+        "num_iterations=1",
+        "evaluation.every=0",
+        "algorithm.kl.reward.coef=0.1",
+        "rollout.buffer_size=8",
+        "task.train_size=16",
+        "task.eval_size=4",
+        "tracker.console=plain",
+        "launch.threads=1",
+    )
     folder = reserve_folder(tmp_path / "runs")
     run_training(config, folder, resumed=False)
     shutil.copy(model / "model.safetensors", tmp_path / "kept")

@@ -30,9 +30,14 @@ def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, A
     """Metrics of two iterations, and which parameters they moved: a value head at zero hides its backbone at first."""
     folder = distributed.broadcast_object(reserve_folder(root / "runs") if distributed.is_main() else None)
     trainer = build_trainer(
-        config, folder, Run(folder, config.tracker, RunState()), Console(Style.plain, ["solo"]), PreemptionHandler(),
-        device, resumed=False,
-    )  # fmt: skip
+        config,
+        folder,
+        Run(folder, config.tracker, RunState()),
+        Console(Style.plain, ["solo"]),
+        PreemptionHandler(),
+        device,
+        resumed=False,
+    )
     agent = trainer.state.agents["solo"]
     before = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}
     rows = []

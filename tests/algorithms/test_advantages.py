@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.algorithms.advantages import ADVANTAGES, Estimate, Signal, at_turn_value, turn_values
+from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, AdvantageOutputs, at_turn_value, turn_values
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
@@ -26,18 +26,23 @@ def algorithm(**changes: Any) -> AlgorithmConfig:
     return replace(load_config().algorithm, **changes)
 
 
-def signal(**changes: Any) -> Signal:
+def inputs(**changes: Any) -> AdvantageInputs:
     whole = torch.where(MASK, 0, -1)
     given: dict[str, Any] = {
-        "rewards": place_scores(SCORE[:, None], MASK, whole), "values": VALUES, "mask": MASK, "turn": TURN,
-        "by_turn": False, "group": torch.tensor([7, 3, 7, 3]), "baseline": torch.zeros(4),
+        "rewards": place_scores(SCORE[:, None], MASK, whole),
+        "values": VALUES,
+        "mask": MASK,
+        "turn": TURN,
+        "by_turn": False,
+        "group": torch.tensor([7, 3, 7, 3]),
+        "baseline": torch.zeros(4),
         "valid": torch.ones(4, dtype=torch.bool),
-    }  # fmt: skip
-    return Signal(**given | changes)
+    }
+    return AdvantageInputs(**given | changes)
 
 
-def estimate(config: AlgorithmConfig, **changes: Any) -> Estimate:
-    return ADVANTAGES[config.advantage](signal(**changes), config)
+def estimate(config: AlgorithmConfig, **changes: Any) -> AdvantageOutputs:
+    return ADVANTAGES[config.advantage](inputs(**changes), config)
 
 
 def rows(numbers: list[float]) -> torch.Tensor:
@@ -77,10 +82,14 @@ def test_a_row_without_a_score_takes_no_part_and_leaves_nobody_to_compare_with()
 def test_a_penalty_inside_the_rewards_is_part_of_the_groups_scores() -> None:
     penalty = torch.full((4, 4), 0.25) * MASK
     config = algorithm(advantage=Advantage.group, scale_by_std=False)
-    found = estimate(config, rewards=signal().rewards - penalty)
+    found = estimate(config, rewards=inputs().rewards - penalty)
     shaped = SCORE - 0.25 * MASK.sum(1)
-    expected = [shaped[0] - shaped[[0, 2]].mean(), shaped[1] - shaped[[1, 3]].mean(),
-                shaped[2] - shaped[[0, 2]].mean(), shaped[3] - shaped[[1, 3]].mean()]  # fmt: skip
+    expected = [
+        shaped[0] - shaped[[0, 2]].mean(),
+        shaped[1] - shaped[[1, 3]].mean(),
+        shaped[2] - shaped[[0, 2]].mean(),
+        shaped[3] - shaped[[1, 3]].mean(),
+    ]
     torch.testing.assert_close(found.advantages, rows([float(number) for number in expected]))
 
 
@@ -101,8 +110,8 @@ def test_later_rewards_are_discounted_by_token_or_by_turn() -> None:
 
 def test_the_critic_may_have_a_lambda_of_its_own() -> None:
     found = estimate(algorithm(gamma=0.9, gae_lambda=0.5, critic_gae_lambda=1.0))
-    advantages, _ = gae(signal().rewards, VALUES, MASK, gamma=0.9, gae_lambda=0.5)
-    _, returns = gae(signal().rewards, VALUES, MASK, gamma=0.9, gae_lambda=1.0)
+    advantages, _ = gae(inputs().rewards, VALUES, MASK, gamma=0.9, gae_lambda=0.5)
+    _, returns = gae(inputs().rewards, VALUES, MASK, gamma=0.9, gae_lambda=1.0)
     torch.testing.assert_close(found.advantages, advantages)
     torch.testing.assert_close(found.returns, returns)
 
@@ -119,9 +128,16 @@ def test_lambda_may_follow_the_number_of_actions(by_turn: bool, actions: list[in
 def rollout(turn: torch.Tensor) -> Rollout:
     zeros = torch.zeros(4, 4)
     return Rollout(
-        prompt_ids=torch.ones(4, 1).long(), prompt_mask=torch.ones(4, 1).bool(), response_ids=turn, response_mask=MASK,
-        turn=turn, logprobs=zeros, behavior_logprobs=zeros, finished=torch.ones(4).bool(), texts=["", "", "", ""],
-    )  # fmt: skip
+        prompt_ids=torch.ones(4, 1).long(),
+        prompt_mask=torch.ones(4, 1).bool(),
+        response_ids=turn,
+        response_mask=MASK,
+        turn=turn,
+        logprobs=zeros,
+        behavior_logprobs=zeros,
+        finished=torch.ones(4).bool(),
+        texts=["", "", "", ""],
+    )
 
 
 def test_a_value_after_the_response_takes_the_place_of_its_last_tokens() -> None:

@@ -22,15 +22,28 @@ RETURN = torch.tensor([1.0, 3.0])[:, None] * MASK
 def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = None, by_turn: bool) -> Minibatch:
     turn, zeros = torch.where(MASK, 0, -1), torch.zeros(2, 4)
     rollout = Rollout(
-        prompt_ids=torch.ones(2, 1).long(), prompt_mask=torch.ones(2, 1).bool(), response_ids=turn.clamp(min=0),
-        response_mask=MASK, turn=turn, logprobs=OLD, behavior_logprobs=OLD, finished=torch.ones(2).bool(),
+        prompt_ids=torch.ones(2, 1).long(),
+        prompt_mask=torch.ones(2, 1).bool(),
+        response_ids=turn.clamp(min=0),
+        response_mask=MASK,
+        turn=turn,
+        logprobs=OLD,
+        behavior_logprobs=OLD,
+        finished=torch.ones(2).bool(),
         texts=["", ""],
-    )  # fmt: skip
+    )
     targets = Targets(
-        rewards=zeros, values=zeros if values is None else values, final_values=torch.zeros(2), ref_logprobs=OLD,
-        advantages=ADVANTAGE, returns=RETURN, loss_mask=MASK, value_mask=ENDS if by_turn else MASK,
-        weights=MASK.float() if weights is None else weights, draws=torch.ones(2).long(),
-    )  # fmt: skip
+        rewards=zeros,
+        values=zeros if values is None else values,
+        final_values=torch.zeros(2),
+        ref_logprobs=OLD,
+        advantages=ADVANTAGE,
+        returns=RETURN,
+        loss_mask=MASK,
+        value_mask=ENDS if by_turn else MASK,
+        behavior_weights=MASK.float() if weights is None else weights,
+        sample_counts=torch.ones(2).long(),
+    )
     return Minibatch(rollout=rollout, targets=targets, num_tokens=4, num_sequences=2, num_values=2 if by_turn else 4)
 
 

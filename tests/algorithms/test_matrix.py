@@ -24,33 +24,63 @@ pytestmark = pytest.mark.slow
 SOURCE = Path(ippo_cli.__file__).parents[1]
 ALGORITHMS = sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml"))
 TINY = (
-    *SMALL, "task=sorting_solo", "rollout.buffer_size=12", "actor.hidden_size=16", "actor.warm_start_steps=1",
-    "task.train_size=24", "rollout.max_new_tokens=5", "rollout.temperature=1.5", "evaluation.every=0",
-    "launch.threads=1", "actor.learning_rate=0.01", "actor.warmup_iterations=0",
-)  # fmt: skip
+    *SMALL,
+    "task=sorting_solo",
+    "rollout.buffer_size=12",
+    "actor.hidden_size=16",
+    "actor.warm_start_steps=1",
+    "task.train_size=24",
+    "rollout.max_new_tokens=5",
+    "rollout.temperature=1.5",
+    "evaluation.every=0",
+    "launch.threads=1",
+    "actor.learning_rate=0.01",
+    "actor.warmup_iterations=0",
+)
 # Orthogonal pieces on algorithms that do not have them by themselves.
 PIECES: dict[str, tuple[str, ...]] = {
     "exact KL in the loss": ("algorithm=ppo", "algorithm.kl.loss.coef=0.1", "algorithm.kl.loss.estimator=full"),
-    "exact KL of split weights": ("algorithm=ippo", "deepspeed=zero3", "algorithm.kl.loss.coef=0.1",
-                                  "algorithm.kl.loss.estimator=full"),
-    "exact KL in the reward": ("algorithm=reinforce_plus_plus", "algorithm.kl.reward.estimator=full",
-                               "algorithm.kl.reward.target=0.01", "algorithm.kl.reward.horizon=10000"),
+    "exact KL of split weights": (
+        "algorithm=ippo",
+        "deepspeed=zero3",
+        "algorithm.kl.loss.coef=0.1",
+        "algorithm.kl.loss.estimator=full",
+    ),
+    "exact KL in the reward": (
+        "algorithm=reinforce_plus_plus",
+        "algorithm.kl.reward.estimator=full",
+        "algorithm.kl.reward.target=0.01",
+        "algorithm.kl.reward.horizon=10000",
+    ),
     "straight-through KL": ("algorithm=grpo", "algorithm.kl.loss.estimator=k1+"),
-    "token weights": ("algorithm=ppo", "rollout.top_p=0.8", "algorithm.behavior_correction.level=token",
-                      "algorithm.behavior_correction.cap=2.0"),
-    "sequence weights in a band": ("algorithm=grpo", "rollout.top_k=4", "algorithm.behavior_correction.level=sequence",
-                                   "algorithm.behavior_correction.band_low=0.01",
-                                   "algorithm.behavior_correction.band_high=2.0"),
+    "token weights": (
+        "algorithm=ppo",
+        "rollout.top_p=0.8",
+        "algorithm.behavior_correction.level=token",
+        "algorithm.behavior_correction.cap=2.0",
+    ),
+    "sequence weights in a band": (
+        "algorithm=grpo",
+        "rollout.top_k=4",
+        "algorithm.behavior_correction.level=sequence",
+        "algorithm.behavior_correction.band_low=0.01",
+        "algorithm.behavior_correction.band_high=2.0",
+    ),
     "GSPO": ("algorithm=grpo", "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"),
-    "adaptive lambda": ("algorithm=ppo", "algorithm.gae_lambda=null", "algorithm.length_adaptive_alpha=0.5",
-                        "algorithm.critic_gae_lambda=1.0", "algorithm.dual_clip=3.0"),
+    "adaptive lambda": (
+        "algorithm=ppo",
+        "algorithm.gae_lambda=null",
+        "algorithm.length_adaptive_alpha=0.5",
+        "algorithm.critic_gae_lambda=1.0",
+        "algorithm.dual_clip=3.0",
+    ),
     "rewards to go by turn": ("algorithm=reinforce_plus_plus", "algorithm.credit=turn", "algorithm.gamma=0.9"),
     "automatic credit": ("algorithm=turn_ppo", "algorithm.credit=auto", "algorithm.turn_value=mean"),
     "extremes only": ("algorithm=grpo", "algorithm.reweight.method=max_min"),
     "truncation masked": ("algorithm=rloo", "algorithm.truncation=mask"),
     "truncation penalised": ("algorithm=remax", "algorithm.truncation=penalty", "algorithm.truncation_penalty=0.5"),
     "bootstrap at turns": ("algorithm=turn_ppo", "critic=value_head", "algorithm.truncation=bootstrap"),
-}  # fmt: skip
+}
 # Known before anything is updated, so that ranks may differ by rounding alone.
 BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/")
 
@@ -78,15 +108,25 @@ def ranks(world_size: int, out: Path) -> list[subprocess.Popen[bytes]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size),
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(SOURCE),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     command = [sys.executable, str(Path(__file__).with_name("matrix.py")), str(out)]
     with open(out / "printed", "wb") as printed:
         return [
-            subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                             stdout=printed, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+            )
             for rank in range(world_size)
-        ]  # fmt: skip
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,20 @@ agents:
 
 @pytest.mark.parametrize(
     "value",
-    ["{question}", "Q: {question}\nA:", "it's {question}", "{a}, {b}", "{q} \\",
-     "\\'{q}", "\\\\'{q}\\\\", "a 'b {c}' d", "{q}\\n", "{{literal}} {q}", "漢字 {q}"],
-)  # fmt: skip
+    [
+        "{question}",
+        "Q: {question}\nA:",
+        "it's {question}",
+        "{a}, {b}",
+        "{q} \\",
+        "\\'{q}",
+        "\\\\'{q}\\\\",
+        "a 'b {c}' d",
+        "{q}\\n",
+        "{{literal}} {q}",
+        "漢字 {q}",
+    ],
+)
 def test_a_template_can_be_typed_as_it_is(value: str) -> None:
     node = compose_node(arguments([f"task.agents.low.template={value}"]))
     assert node.task.agents.low.template == value
@@ -60,8 +71,12 @@ def test_what_hydra_reads_is_left_alone(text: str) -> None:
 
 def test_flags_may_stand_between_overrides_and_what_launchers_add_is_dropped() -> None:
     assert arguments(["seed=1", "--cfg", "job", "--local_rank=3", "num_iterations=2", "-m"]) == [
-        "--cfg", "job", "-m", "seed=1", "num_iterations=2"
-    ]  # fmt: skip
+        "--cfg",
+        "job",
+        "-m",
+        "seed=1",
+        "num_iterations=2",
+    ]
 
 
 @pytest.mark.parametrize("flag", ["--config-dir={}", "--config-dir {}", "-cd {}"])
@@ -159,11 +174,14 @@ def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
     assert made.checker.actor.max_grad_norm == 2
     assert agents("task=gsm8k", 'task.agents={solver:{template:"x"}}') == {"solver": ("x", None)}, "replaced as a whole"
     assert agents("+task.agents.third.template={letters}", "~task.agents.low") == {
-        "high": ("{letters}>", "{high}"), "third": ("{letters}", None)
-    }  # fmt: skip
+        "high": ("{letters}>", "{high}"),
+        "third": ("{letters}", None),
+    }
     assert agents("task=jsonl", "+task.agents.b={template:x}", "+task.agents.c.template=y") == {
-        "solo": ("{prompt}", None), "b": ("x", None), "c": ("y", None)
-    }  # fmt: skip
+        "solo": ("{prompt}", None),
+        "b": ("x", None),
+        "c": ("y", None),
+    }
     assert agents("task=sorting_solo", "+task.agents.solo.template=x") == {"solo": ("x", "{sorted}")}
 
 
@@ -180,9 +198,13 @@ def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) ->
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("hydra.run.dir=x", "output_dir= and name="), ("hydra.job.chdir=true", "stays"), ("~seed", "seed=VALUE"),
-     ("~critic", "critic=VALUE")],
-)  # fmt: skip
+    [
+        ("hydra.run.dir=x", "output_dir= and name="),
+        ("hydra.job.chdir=true", "stays"),
+        ("~seed", "seed=VALUE"),
+        ("~critic", "critic=VALUE"),
+    ],
+)
 def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         arguments([text])
@@ -206,7 +228,7 @@ def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) 
         (["--checkpoint", "best"], "say checkpoint=best"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         refuse_unknown(typed, own=["checkpoint"])

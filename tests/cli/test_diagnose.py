@@ -26,28 +26,37 @@ def blamed(overrides: Sequence[str]) -> str:
     ("overrides", "said"),
     [
         (["gae_lambda=0.9"], "gae_lambda=0.9 is no key; did you mean algorithm.gae_lambda?"),
-        (["seed=1", "critic=value_head", "critic.ppo_epochs=2"],
-         "critic.ppo_epochs=2 is no key of critic=value_head; use critic=separate"),
+        (
+            ["seed=1", "critic=value_head", "critic.ppo_epochs=2"],
+            "critic.ppo_epochs=2 is no key of critic=value_head; use critic=separate",
+        ),
         (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is no key of actor=full; use actor=tiny"),
         (["rolout=hf"], "rolout=hf is no key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 names no option of this group; use one of zero0 zero1"),
-        (["actor_rollout_ref.rollout.n=4"],
-         "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations"),
+        (
+            ["actor_rollout_ref.rollout.n=4"],
+            "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations",
+        ),
         (["seed"], "'seed' is no override; write key=value"),
         (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
-        (["task.agents.bob.template=x"],
-         "task.agents.bob.template=x names no agent; there are low high; +task.agents.bob.template= adds one"),
+        (
+            ["task.agents.bob.template=x"],
+            "task.agents.bob.template=x names no agent; there are low high; +task.agents.bob.template= adds one",
+        ),
         (["task.agents.hihg.template=x"], "task.agents.hihg.template=x names no agent (closest: high)"),
         (["task.agents.low=null"], "task.agents.low=null does not remove the agent; use ~task.agents.low"),
         (["seed=1,2"], "seed=1,2 has several values; add -m to sweep over them"),
         (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
-        (["rollout.gather=laier"], "rollout.gather=laier does not fit; Invalid value 'laier', expected one of [all"),
+        (
+            ["rollout.zero3_gather=laier"],
+            "rollout.zero3_gather=laier does not fit; Invalid value 'laier', expected one of [all",
+        ),
         (["deepspeed.stage=two"], "deepspeed.stage=two does not fit; Value 'two'"),
         (["rollout.top_k=1.5"], "rollout.top_k=1.5 does not fit; Value '1.5'"),
         (["seed=[1"], "seed=[1 does not fit; "),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_the_override_to_blame_is_named_with_what_would_work(overrides: list[str], said: str) -> None:
     message = blamed(overrides)
     assert message.startswith(said)
@@ -72,9 +81,15 @@ def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ConfigError("a=1", "is odd", "use 2"), 2), (RewardError("no reward"), 12), (KeyboardInterrupt(), 130),
-     (SystemExit(3), 3), (SystemExit(None), 0), (RuntimeError("ours"), 1)],
-)  # fmt: skip
+    [
+        (ConfigError("a=1", "is odd", "use 2"), 2),
+        (RewardError("no reward"), 12),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(3), 3),
+        (SystemExit(None), 0),
+        (RuntimeError("ours"), 1),
+    ],
+)
 def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         raise error

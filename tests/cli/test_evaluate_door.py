@@ -88,9 +88,19 @@ def test_a_run_without_a_checkpoint_is_told(ippo_eval: Call, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["actor.model=/other", "algorithm=ppo", "seed=1", "actor.learning_rate=1", "rollout.buffer_size=8",
-                 "task.agents.low.actor.learning_rate=1", "task.train_size=9", "num_iterations=3", "output_dir=x"],
-)  # fmt: skip
+    "override",
+    [
+        "actor.model=/other",
+        "algorithm=ppo",
+        "seed=1",
+        "actor.learning_rate=1",
+        "rollout.buffer_size=8",
+        "task.agents.low.actor.learning_rate=1",
+        "task.train_size=9",
+        "num_iterations=3",
+        "output_dir=x",
+    ],
+)
 def test_what_can_change_nothing_about_a_runs_evaluation_is_refused(override: str, ippo_eval: Call, run: Path) -> None:
     code, said = ippo_eval(f"run={run}", override)
     assert code == 2

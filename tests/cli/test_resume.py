@@ -98,10 +98,19 @@ def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> 
 
 @pytest.mark.parametrize(
     "override",
-    ["num_iterations=99", "actor.learning_rate=1e-5", "task.agents.low.actor.learning_rate=1e-5", "critic.ppo_epochs=2",
-     "checkpoint.every=1", "evaluation.seed=3", "deepspeed.micro_batch_tokens=64", "algorithm.entropy_coef=0.01",
-     "tracker.console=plain", "launch.threads=1"],
-)  # fmt: skip
+    [
+        "num_iterations=99",
+        "actor.learning_rate=1e-5",
+        "task.agents.low.actor.learning_rate=1e-5",
+        "critic.ppo_epochs=2",
+        "checkpoint.every=1",
+        "evaluation.seed=3",
+        "deepspeed.micro_batch_tokens=64",
+        "algorithm.entropy_coef=0.01",
+        "tracker.console=plain",
+        "launch.threads=1",
+    ],
+)
 def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert continued([f"resume={folder}", override]) == ([override], folder)
@@ -113,10 +122,9 @@ def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
         ([], []),
         (["num_iterations=9", "algorithm.gamma=0.5"], ["algorithm.gamma: 1.0 -> 0.5", "num_iterations: 90 -> 9"]),
         (["actor.learning_rate=1e-5"], ["actor.learning_rate: 0.00035 -> 1e-05"]),
-        (["task.agents.low.actor.learning_rate=1e-5"],
-         ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),
+        (["task.agents.low.actor.learning_rate=1e-5"], ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),
     ],
-)  # fmt: skip
+)
 def test_what_a_resume_changes_is_told_once(overrides: list[str], told: list[str], run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert changes(folder, dict(leaves(resolve(compose_node(overrides))))) == told

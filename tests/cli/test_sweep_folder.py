@@ -67,8 +67,10 @@ def test_a_row_is_changed_among_the_others_and_one_of_an_unknown_job_is_added(tm
 
 
 def test_a_row_takes_score_and_time_from_the_job_s_run(tmp_path: Path) -> None:
-    entries = {name: {"iteration": 1, "score": score, "more": 0} for name, score in
-               (("first", 0.25), ("best", 0.75), ("last", 0.5))}  # fmt: skip
+    entries = {
+        name: {"iteration": 1, "score": score, "more": 0}
+        for name, score in (("first", 0.25), ("best", 0.75), ("last", 0.5))
+    }
     (tmp_path / "run.json").write_text(json.dumps({"state": "done", "evaluation": entries, "wall_seconds": 3.5}))
     row = Row(1, [], "")
     note_run(row, tmp_path)

@@ -28,8 +28,12 @@ def environment(**more: str) -> dict[str, str]:
 def train(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ippo_cli.cli.train", *arguments],
-        cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def imported(code: str, folder: Path) -> set[str]:

@@ -26,9 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 @cache
 def composed(choices: tuple[str, ...]) -> dict[str, Any]:
     chosen = {choice.split("=")[0] for choice in choices}
-    needed = [
-        text for choice in choices for text in NEEDS.get(choice, ()) if text.split("=")[0] not in chosen
-    ]  # fmt: skip
+    needed = [text for choice in choices for text in NEEDS.get(choice, ()) if text.split("=")[0] not in chosen]
     return resolve(compose_node([*choices, *needed]))
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config.aliases import ALIASES, RUNS, ours
+from ippo_cli.config.aliases import ALIASES, EARLIER, RUNS, ours
 from ippo_cli.config.checks import check
 from ippo_cli.config.load import config_dir, leaves, load_config
 
 Make = Callable[..., Any]
-CASES = [(project, theirs, target) for project, names in ALIASES.items() for theirs, target in names.items()]
+TABLES = {"an earlier version": EARLIER, **ALIASES}
+CASES = [(project, theirs, target) for project, names in TABLES.items() for theirs, target in names.items()]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_an_alias_is_found_under_whatever_stands_before_it(project: str, theirs:
     for key in (theirs, f"actor_rollout_ref.actor.{theirs}", theirs.upper()):
         found = ours(key)
         assert found is not None
-        assert found[1] in {names[theirs] for names in ALIASES.values() if theirs in names}
+        assert found[1] in {names[theirs] for names in TABLES.values() if theirs in names}
 
 
 @pytest.mark.parametrize("command", [command for runs in RUNS.values() for _, command in runs])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config import checks, pieces, schema
+from ippo_cli.config import applicability, checks, schema
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import CHOICES, RANGES, check
 from ippo_cli.config.errors import ConfigError
@@ -44,9 +44,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"name": ".."}, 1, "name=.. is used as a folder"),
     ((), {"name": ""}, 1, "name= is used as a folder"),
     ((), {"task.agents": {}}, 1, "task.agents={} names nobody"),
-    ((), {"task.headline": "score"}, 1, "task.headline=score is no evaluation metric"),
-    ((), {"task.headline": "greedy/"}, 1, "task.headline=greedy/ is no evaluation metric"),
-    ((), {"task.headline": "greedy/score", "evaluation.greedy": False}, 1, "task.headline=greedy/score needs"),
+    ((), {"task.primary_metric": "score"}, 1, "task.primary_metric=score is no evaluation metric"),
+    ((), {"task.primary_metric": "greedy/"}, 1, "task.primary_metric=greedy/ is no evaluation metric"),
+    (
+        (),
+        {"task.primary_metric": "greedy/score", "evaluation.greedy": False},
+        1,
+        "task.primary_metric=greedy/score needs",
+    ),
     ((), {"task.length": 11}, 1, "task.length=11 is more than the 10 letters"),
     ((), {"task.alphabet": "aabb", "task.length": 3}, 1, "task.length=3 is more than the 2 letters"),
     ((JSONL,), {"task.train": None}, 1, "task.train=null names no data"),
@@ -67,7 +72,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"rollout.num_generations": 3}, 1, "rollout.num_generations=3 does not divide rollout.buffer_size=512"),
     ((), {"rollout.buffer_size": 2}, 3, "rollout.buffer_size=2 leaves some of the 3 processes"),
     ((), {"rollout.min_new_tokens": 9}, 1, "rollout.min_new_tokens=9 is more than rollout.max_new_tokens=8"),
-    ((), {"rollout.gather": "layer"}, 1, "rollout.gather=layer has an effect at ZeRO stage 3 only"),
+    ((), {"rollout.zero3_gather": "layer"}, 1, "rollout.zero3_gather=layer has an effect at ZeRO stage 3 only"),
     ((), {"rollout.stop_strings": ["\n", ""]}, 1, "rollout.stop_strings has an empty string"),
     (("algorithm=ppo",), {"algorithm.mini_batch_size": 6}, 1, "algorithm.mini_batch_size=6 does not divide"),
     (("algorithm=ppo",), {"rollout.buffer_size": 64}, 1, "algorithm.mini_batch_size=128 does not divide"),
@@ -83,27 +88,48 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("algorithm=remax",), {"reward.processor": ["zscore"]}, 1, "reward.processor=[zscore] centres the greedy"),
     (("algorithm=turn_ppo",), {"algorithm.turn_value": "after", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
     (("algorithm=ppo",), {"algorithm.behavior_correction.level": "token"}, 1, "algorithm.behavior_correction.level"),
-    (("algorithm=ppo",), {"rollout.top_k": 5, "algorithm.behavior_correction.level": "token",
-                          "algorithm.behavior_correction.band_low": 0.5}, 1, "algorithm.behavior_correction.band_low"),
+    (
+        ("algorithm=ppo",),
+        {
+            "rollout.top_k": 5,
+            "algorithm.behavior_correction.level": "token",
+            "algorithm.behavior_correction.band_low": 0.5,
+        },
+        1,
+        "algorithm.behavior_correction.band_low",
+    ),
     (("algorithm=ppo",), {"algorithm.gamma": None}, 1, "algorithm.gamma=null is needed by this"),
     ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 would do nothing: objective=on_policy has no ratio"),
     ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.reward.coef=0.1 algorithm"),
     ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
-    ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1}, 1,
-     "algorithm.kl.reward.horizon=null is needed"),
-    ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1, "algorithm.kl.reward.horizon": 102}, 1,
-     "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 take the coefficient to 0 or below"),
+    (
+        (),
+        {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1},
+        1,
+        "algorithm.kl.reward.horizon=null is needed",
+    ),
+    (
+        (),
+        {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1, "algorithm.kl.reward.horizon": 102},
+        1,
+        "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 take the coefficient to 0 or below",
+    ),
     ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
     ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
-    ((FUNCTION,), {"reward.whole_batch": True, "reward.overlap_rows": 8}, 1, "reward.overlap_rows=8 asks about parts"),
+    (
+        (FUNCTION,),
+        {"reward.whole_batch": True, "reward.reward_batch_rows": 8},
+        1,
+        "reward.reward_batch_rows=8 asks about parts",
+    ),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
     (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
-]  # fmt: skip
+]
 
 
 @cache
@@ -128,7 +154,7 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, pieces)
+        for module in (checks, applicability)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }
@@ -252,9 +278,11 @@ def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: M
             words, _, bound = str(raised.value).rsplit("; ", 1)[1].rpartition(" ")
             below = value <= low
             assert float(bound) == pytest.approx(low if below else high)
-            assert words.endswith({(True, True): "above", (True, False): "at least",
-                                   (False, True): "below", (False, False): "at most"}[
-                                       below, open_low if below else open_high])  # fmt: skip
+            assert words.endswith(
+                {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
+                    below, open_low if below else open_high
+                ]
+            )
         setattr(owner, name, before)
 
 
@@ -278,11 +306,18 @@ def test_every_list_of_choices_belongs_to_a_leaf(plain: Make) -> None:
 
 
 def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
-    made = config(("algorithm=ppo",), **{
-        "rollout.buffer_size": 64, "rollout.num_generations": 4, "algorithm.mini_batch_size": 16,
-        "algorithm.ppo_epochs": 3, "task.agents.high.critic.mini_batch_size": 32,
-        "task.agents.high.critic.ppo_epochs": 1, "num_iterations": 7,
-    })  # fmt: skip
+    made = config(
+        ("algorithm=ppo",),
+        **{
+            "rollout.buffer_size": 64,
+            "rollout.num_generations": 4,
+            "algorithm.mini_batch_size": 16,
+            "algorithm.ppo_epochs": 3,
+            "task.agents.high.critic.mini_batch_size": 32,
+            "task.agents.high.critic.ppo_epochs": 1,
+            "num_iterations": 7,
+        },
+    )
     check(made, 3)
     sizes = arithmetic(made, 3, train_rows=1000)
     assert sizes.num_iterations == 7
@@ -298,25 +333,30 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
 def test_epochs_over_the_data_are_whole_iterations_rounded_up(
     epochs: float, rows: int, iterations: int, config: Make
 ) -> None:
-    made = config(num_iterations=None, num_epochs=epochs,
-                  **{"rollout.buffer_size": 64, "rollout.num_generations": 4})  # fmt: skip
+    made = config(num_iterations=None, num_epochs=epochs, **{"rollout.buffer_size": 64, "rollout.num_generations": 4})
     assert arithmetic(made, 1, rows).num_iterations == iterations
 
 
 # Where a key of `algorithm` means nothing: choices, the key, a value, and why.
 IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((GRPO,), "credit", "turn", "advantage=group gives one number to a whole response"),
-    ((GRPO,), "gamma", 0.9, "advantage=group gives one number"), ((GRPO,), "gae_lambda", 0.9, "has no values"),
-    ((GRPO,), "length_adaptive_alpha", 0.1, "has no values"), ((GRPO,), "critic_gae_lambda", 1.0, "has no values"),
-    ((GRPO,), "turn_value", "first", "has no values"), ((GRPO,), "value_unit", "turn", "has no values"),
-    ((GRPO,), "value_loss_coef", 0.5, "has no values"), ((GRPO,), "value_clip_range", 0.2, "has no values"),
-    ((GRPO,), "huber_delta", 1.0, "has no values"), ((GRPO,), "critic_warmup", 1, "has no values"),
+    ((GRPO,), "gamma", 0.9, "advantage=group gives one number"),
+    ((GRPO,), "gae_lambda", 0.9, "has no values"),
+    ((GRPO,), "length_adaptive_alpha", 0.1, "has no values"),
+    ((GRPO,), "critic_gae_lambda", 1.0, "has no values"),
+    ((GRPO,), "turn_value", "first", "has no values"),
+    ((GRPO,), "value_unit", "turn", "has no values"),
+    ((GRPO,), "value_loss_coef", 0.5, "has no values"),
+    ((GRPO,), "value_clip_range", 0.2, "has no values"),
+    ((GRPO,), "huber_delta", 1.0, "has no values"),
+    ((GRPO,), "critic_warmup", 1, "has no values"),
     ((GRPO,), "ratio_pooling", "sum", "ratio_level=token pools nothing"),
     ((GRPO,), "allow_off_policy_steps", True, "objective=clip is made for several steps"),
     ((), "scale_by_std", True, "advantage=gae divides by no deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out divides by no deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one number"),
-    ((), "turn_value", "first", "credit=token has no turns"), ((), "value_unit", "turn", "credit=token has no turns"),
+    ((), "turn_value", "first", "credit=token has no turns"),
+    ((), "value_unit", "turn", "credit=token has no turns"),
     ((), "clip_range_low", 0.1, "objective=on_policy has no ratio"),
     ((), "clip_range_high", 0.1, "objective=on_policy has no ratio"),
     ((), "ratio_level", "sequence", "objective=on_policy has no ratio"),
@@ -329,7 +369,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_high", 0.1, "behavior_correction.level=none has no weights"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("choices", "key", "value", "why"), IDLE, ids=str)
@@ -347,17 +387,23 @@ def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
 
 
 def test_every_piece_is_refused_somewhere(config: Make) -> None:
-    there = {key for key, *_ in pieces.pieces(config())}
+    there = {key for key, *_ in applicability.applicability(config())}
     assert there - {key for _, key, _, _ in IDLE} == {"dual_clip"}  # among the broken rules above
 
 
 # What an algorithm cannot do without.
 NEEDED = [
-    ((), "gamma"), ((), "gae_lambda"), ((), "value_loss_coef"), (("algorithm=ppo",), "clip_range_low"),
-    (("algorithm=ppo",), "clip_range_high"), ((GRPO,), "scale_by_std"), (("algorithm=turn_ppo",), "turn_value"),
-    (("algorithm=turn_ppo",), "ratio_pooling"), (("algorithm=pf_ppo",), "reweight.power"),
+    ((), "gamma"),
+    ((), "gae_lambda"),
+    ((), "value_loss_coef"),
+    (("algorithm=ppo",), "clip_range_low"),
+    (("algorithm=ppo",), "clip_range_high"),
+    ((GRPO,), "scale_by_std"),
+    (("algorithm=turn_ppo",), "turn_value"),
+    (("algorithm=turn_ppo",), "ratio_pooling"),
+    (("algorithm=pf_ppo",), "reweight.power"),
     (("algorithm=reinforce_plus_plus",), "gamma"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("choices", "key"), NEEDED, ids=str)

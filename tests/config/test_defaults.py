@@ -57,8 +57,15 @@ def test_a_critic_follows_the_size_of_its_actor(critic: str) -> None:
 
 
 def test_what_is_typed_wins_over_what_actor_and_task_ask_for() -> None:
-    typed = ("critic.learning_rate=3e-4", "num_iterations=7", "rollout.buffer_size=64", "rollout.max_new_tokens=9",
-             "evaluation.every=3", "checkpoint.every=4", "algorithm.gae_lambda=0.5")  # fmt: skip
+    typed = (
+        "critic.learning_rate=3e-4",
+        "num_iterations=7",
+        "rollout.buffer_size=64",
+        "rollout.max_new_tokens=9",
+        "evaluation.every=3",
+        "checkpoint.every=4",
+        "algorithm.gae_lambda=0.5",
+    )
     for choice in ((), ("task=gsm8k", *MODEL)):
         for overrides in ((*choice, *typed), (*typed, *choice)):
             config = composed(*overrides)
@@ -72,7 +79,7 @@ def test_gsm8k_with_a_model_is_what_an_expert_would_type() -> None:
     config = composed("task=gsm8k", *MODEL)
     assert_fit_for_a_pretrained_model(config)
     assert (config.reward.kind.value, config.reward.match.value) == ("gsm8k", "strict")  # type: ignore[attr-defined]
-    assert config.task.headline == "greedy/score"
+    assert config.task.primary_metric == "greedy/score"
     assert config.rollout.max_new_tokens == 512
     task = config.task
     assert (task.train, task.eval, task.data_config) == ("openai/gsm8k", "openai/gsm8k", "main")  # type: ignore[attr-defined]
@@ -86,7 +93,7 @@ def test_another_reward_than_the_tasks_own_can_be_typed_on_either_side_of_it(rew
 
 
 def test_another_task_leaves_gsm8ks_choices_behind() -> None:
-    assert composed(*DATA, *MODEL, *FUNCTION).task.headline == "sampled/score"
+    assert composed(*DATA, *MODEL, *FUNCTION).task.primary_metric == "sampled/score"
     assert composed("task=sorting", *MODEL).reward.kind.value == "exact_match"
 
 

@@ -40,8 +40,10 @@ def refused(group: str, text: str, folder: Path) -> str:
         (TASK + "agents:\n  solo: {templte: x}\n", "line 6: agents.solo.templte is no key of an agent (closest: t"),
         (TASK + "agent:\n  solo: {}\n", "line 5: agent is no key of task= (closest: agents)"),
         (TASK + "eval_sise: 3\n" + AGENT + "x\n", "line 5: eval_sise is no key of task= (closest: eval"),
-        (TASK + AGENT + "{q}\n", 'line 7: agents.solo.template: {q} is a mapping, and must be text; put quotes '
-                                  'around it: template: "{q}"'),
+        (
+            TASK + AGENT + "{q}\n",
+            'line 7: agents.solo.template: {q} is a mapping, and must be text; put quotes around it: template: "{q}"',
+        ),
         (TASK + AGENT + "{q} is it?\n", "line 7: template: {q} is it? is no YAML"),
         (TASK + AGENT + "Q: {q}\n", "line 7: template: Q: {q} is no YAML"),
         (TASK + "agents:\n  - solo\n", "line 5: agents is a list, and must be named agents; write"),
@@ -53,8 +55,10 @@ def refused(group: str, text: str, folder: Path) -> str:
         (TASK + AGENT + "x\n    actor: {lerning_rate: 1}\n", "line 8: agents.solo.actor.lerning_rate is"),
         (TASK + AGENT + "x\n    actor: {learning_rate: abc}\n", "line 8: agents.solo.actor.learning_rate is 'abc'"),
         (AGENT + "x\n", "line 1: defaults name no schema"),
-        (TASK.replace("_jsonl", "_jsnol"), "line 2: /schema/task_jsnol@_here_ names nothing that is there "
-                                                          "(closest: task_jsonl)"),
+        (
+            TASK.replace("_jsonl", "_jsnol"),
+            "line 2: /schema/task_jsnol@_here_ names nothing that is there (closest: task_jsonl)",
+        ),
         (TASK.replace("/base/jsonl", "/base/jsn"), "line 3: /base/jsn@_here_ names nothing that is there"),
         ("defaults: sorting\n", "line 1: defaults is no list"),
         (TASK + "agents:\n\tsolo: {}\n", "line 6: solo: {} begins with a tab; indent with spaces"),
@@ -64,7 +68,7 @@ def refused(group: str, text: str, folder: Path) -> str:
         ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is no key of task= (closest: length)"),
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
-)  # fmt: skip
+)
 def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
     assert said in refused("task", text, tmp_path)
 
@@ -75,14 +79,17 @@ def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is no key of"),
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nkl: {reward: {target: abc}}\n", "line 4: kl.reward.target is"),
         ("algorithm", "defaults:\n  - pppo\n  - _self_\n", "line 2: pppo names nothing that is there (closest: ppo)"),
-        ("reward", "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
-         "line 4: kind is 'functoin'; it must be one of exact_match"),
+        (
+            "reward",
+            "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
+            "line 4: kind is 'functoin'; it must be one of exact_match",
+        ),
         ("experiment", GLOBAL + "sede: 4\n", "line 4: sede is no key of a run (closest: seed)"),
         ("experiment", GLOBAL + "rollout: {bufer_size: 4}\n", "line 4: rollout.bufer_size is no key of rollout="),
         ("experiment", GLOBAL + "  - override /critic: value_hed\n", "line 4: override /critic: value_hed names"),
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
-)  # fmt: skip
+)
 def test_a_mistake_in_a_file_of_another_group(group: str, text: str, said: str, tmp_path: Path) -> None:
     assert said in refused(group, text, tmp_path)
 

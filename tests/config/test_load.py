@@ -114,15 +114,23 @@ def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml()
 
     for cls in CLASSES:
         for field in fields(cls):
-            of_an_agent = issubclass(cls, schema.AgentWords) and field.name in ("system", "answer")
+            of_an_agent = issubclass(cls, schema.PromptConfig) and field.name in ("system", "answer")
             assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
             free = field.default_factory is dataclasses.MISSING
             assert free or (cls is schema.AgentConfig and field.name in ("actor", "critic"))
 
 
-@pytest.mark.parametrize("overrides", [["seeed=1"], ["algorithm.gama=1"], ["task.agents.low.tempalte=x"],
-                                       ["task.agents.bob.actor.learning_rate=1"], ["task.agents.low.actor.lr=1"],
-                                       ["critic=value_head", "critic.ppo_epochs=2"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seeed=1"],
+        ["algorithm.gama=1"],
+        ["task.agents.low.tempalte=x"],
+        ["task.agents.bob.actor.learning_rate=1"],
+        ["task.agents.low.actor.lr=1"],
+        ["critic=value_head", "critic.ppo_epochs=2"],
+    ],
+)
 def test_an_unknown_key_is_refused(overrides: list[str]) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         compose_node(overrides)
@@ -215,11 +223,13 @@ def test_one_agents_value_may_be_null() -> None:
     ("overrides", "setting"),
     [
         (["critic=value_head", "task.agents.low.critic.max_grad_norm=1"], "task.agents.low.critic.max_grad_norm=1.0"),
-        (["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
-         "task.agents.high.actor.hidden_size=64"),
+        (
+            ["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
+            "task.agents.high.actor.hidden_size=64",
+        ),
         (["task.agents.low.actor.kind=full"], "task.agents.low.actor.kind=full"),
     ],
-)  # fmt: skip
+)
 def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(overrides)
@@ -236,9 +246,12 @@ def test_an_agent_needs_a_template_alone() -> None:
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [("critic.kind=none", "use critic=none"), ("actor.kind=full", "use actor=full"),
-     ("task.kind=probe_letters", "use one of gsm8k jsonl probe_conditional")],
-)  # fmt: skip
+    [
+        ("critic.kind=none", "use critic=none"),
+        ("actor.kind=full", "use actor=full"),
+        ("task.kind=probe_letters", "use one of gsm8k jsonl probe_conditional"),
+    ],
+)
 def test_a_kind_without_its_option_is_answered_with_the_option(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config([override])
@@ -312,7 +325,7 @@ def test_every_range_is_one_of_a_leaf_that_exists() -> None:
 
 
 # Leaves that say whether a rule holds, and what is part of the batch arithmetic: the checks are what reads them.
-CHECKS = ("checks.py", "pieces.py", "arithmetic.py")
+CHECKS = ("checks.py", "applicability.py", "arithmetic.py")
 READ_BY_CHECKS = {"allow_both", "allow_off_policy_steps", "resume", "num_epochs"}
 
 

@@ -44,8 +44,9 @@ def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[s
 def test_a_rule_speaks_where_it_should_and_no_other_does(
     rule: str, changes: dict[str, Any], more: dict[str, Any], words: str, config: Callable[..., Config]
 ) -> None:
-    found = told(config(REAL, **USUAL, **changes) if not changes.keys() & USUAL else config(REAL, **USUAL | changes),
-                 **more)  # fmt: skip
+    found = told(
+        config(REAL, **USUAL, **changes) if not changes.keys() & USUAL else config(REAL, **USUAL | changes), **more
+    )
     assert list(found) == [rule]
     assert words in found[rule]
     assert text_width(f"warning: {found[rule]}") <= 160

@@ -56,9 +56,10 @@ def test_deepspeed_still_has(module: str, owner: str | None, text: str) -> None:
     ("method", "keyword"),
     [
         ("save_checkpoint", "save_latest"),
-        ("save_checkpoint", "exclude_frozen_parameters"), ("load_checkpoint", "custom_load_fn"),
+        ("save_checkpoint", "exclude_frozen_parameters"),
+        ("load_checkpoint", "custom_load_fn"),
     ],
-)  # fmt: skip
+)
 def test_deepspeed_still_takes(method: str, keyword: str) -> None:
     engine = importlib.import_module(ENGINE[0]).DeepSpeedEngine
     assert keyword in inspect.signature(getattr(engine, method)).parameters, f"{method} takes no {keyword} any more"
@@ -67,10 +68,12 @@ def test_deepspeed_still_takes(method: str, keyword: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"), ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-        ("deepspeed.utils.tensor_fragment", "fragment_address"), ("deepspeed.runtime.zero", "GatheredParameters"),
+        ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+        ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+        ("deepspeed.utils.tensor_fragment", "fragment_address"),
+        ("deepspeed.runtime.zero", "GatheredParameters"),
     ],
-)  # fmt: skip
+)
 def test_deepspeed_still_keeps(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name), f"{module} has no {name} any more"
 
@@ -78,13 +81,27 @@ def test_deepspeed_still_keeps(module: str, name: str) -> None:
 def test_deepspeed_still_reads_every_key_of_its_configuration() -> None:
     """It ignores keys that it does not know at the top, and with them what they were to switch off."""
     settings = zero_config(
-        stage=3, dtype="bf16", offload_optimizer=True, offload_params=True, reduce_bucket_size=1000,
-        persistence_threshold=0, max_grad_norm=1.0,
-    )  # fmt: skip
+        stage=3,
+        dtype="bf16",
+        offload_optimizer=True,
+        offload_params=True,
+        reduce_bucket_size=1000,
+        persistence_threshold=0,
+        max_grad_norm=1.0,
+    )
     sources = "".join(
         inspect.getsource(importlib.import_module(f"deepspeed.{name}"))
-        for name in ("runtime.constants", "runtime.config", "profiling.constants", "profiling.config", "comm.constants",
-                     "comm.config", "runtime.precision_config", "runtime.zero.config", "runtime.zero.offload_config")
-    )  # fmt: skip
+        for name in (
+            "runtime.constants",
+            "runtime.config",
+            "profiling.constants",
+            "profiling.config",
+            "comm.constants",
+            "comm.config",
+            "runtime.precision_config",
+            "runtime.zero.config",
+            "runtime.zero.offload_config",
+        )
+    )
     names = {*settings, *settings["bf16"], *settings["zero_optimization"], *settings["checkpoint"]}
     assert not [name for name in sorted(names) if name not in sources]

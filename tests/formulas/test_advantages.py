@@ -240,7 +240,7 @@ def test_an_unknown_turn_value_names_the_known_ones() -> None:
 
 
 def test_an_own_token_without_a_turn_is_an_error() -> None:
-    with pytest.raises(ValueError, match="turn=-1 on an own token"):
+    with pytest.raises(ValueError, match="turn=-1 on an action token"):
         turn_gae(TURN_REWARDS, TURN_VALUES, OWN | True, TWO_TURNS, gamma=1.0, gae_lambda=1.0, turn_value="mean")
 
 
@@ -263,8 +263,11 @@ def test_turn_gae_reads_the_same_from_pooled_values_beside_nan(ragged, seed: int
     settings_ = {"gamma": 0.9, "gae_lambda": 0.8, "turn_value": where}
     pooled = pool_values(batch.poisoned(values), batch.mask, batch.turn, turn_value=where)
     assert not pooled[~batch.mask].any()
-    pairs = zip(turn_gae(rewards, values, batch.mask, batch.turn, **settings_),
-                turn_gae(rewards, pooled, batch.mask, batch.turn, **settings_), strict=True)  # fmt: skip
+    pairs = zip(
+        turn_gae(rewards, values, batch.mask, batch.turn, **settings_),
+        turn_gae(rewards, pooled, batch.mask, batch.turn, **settings_),
+        strict=True,
+    )
     for plain, from_pooled in pairs:
         close(from_pooled, plain)
 

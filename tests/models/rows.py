@@ -21,10 +21,16 @@ def rollout(prompts: list[list[int]], responses: list[list[int]], masks: list[li
         response_mask[row, : len(response)] = torch.tensor(mask, dtype=torch.bool)
     zeros = torch.zeros(response_ids.shape)
     return Rollout(
-        prompt_ids=prompt_ids, prompt_mask=prompt_mask, response_ids=response_ids, response_mask=response_mask,
-        turn=torch.where(response_mask, 0, -1), logprobs=zeros, behavior_logprobs=zeros,
-        finished=torch.ones(len(prompts), dtype=torch.bool), texts=[""] * len(prompts),
-    )  # fmt: skip
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=response_ids,
+        response_mask=response_mask,
+        turn=torch.where(response_mask, 0, -1),
+        logprobs=zeros,
+        behavior_logprobs=zeros,
+        finished=torch.ones(len(prompts), dtype=torch.bool),
+        texts=[""] * len(prompts),
+    )
 
 
 def everything(made: Rollout) -> torch.Tensor:

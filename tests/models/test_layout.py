@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import everything, rollout
 
-from ippo_cli.models.layout import compact, token_budget_batches
+from ippo_cli.models.layout import build_sequences, token_budget_batches
 
 
 def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_before_its_token() -> None:
     made = rollout([[5, 6], [4, 5, 6]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
-    sequences = compact(made, everything(made), packed=False)
+    sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8, 2], [4, 5, 6, 9, 2]]
     # V(5 6) speaks about 7, V(5 6 7) about 8, V(5 6 7 8) about 2, V(5 6 7 8 2) about what comes after.
     assert sequences.state[0].tolist() == [1, 2, 3, 4]
@@ -30,7 +30,7 @@ def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_b
 
 def test_the_state_before_a_token_ends_with_the_token_before_it() -> None:
     made = rollout([[5, 6], [4]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
-    sequences = compact(made, everything(made), packed=False)
+    sequences = build_sequences(made, everything(made), packed=False)
     read = sequences.input_ids.flatten()[sequences.state]
     assert read[0].tolist() == [6, 7, 8, 2]
     assert read[1, :3].tolist() == [4, 9, 2]
@@ -40,7 +40,7 @@ def test_the_state_before_a_token_ends_with_the_token_before_it() -> None:
 
 def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None:
     made = rollout([[5]], [[7, 11, 12, 8]], [[1, 0, 0, 1]])
-    sequences = compact(made, everything(made), packed=False)
+    sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 7, 11, 12, 8]]
     assert sequences.response_mask.tolist() == [[True, False, False, True]]
     assert sequences.input_ids.flatten()[sequences.state][0, :4].tolist() == [5, 7, 11, 12]
@@ -48,14 +48,14 @@ def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None
 
 def test_tokens_after_the_last_own_one_are_not_read() -> None:
     made = rollout([[5, 6]], [[7, 8, 9]], [[1, 1, 0]])
-    sequences = compact(made, everything(made), packed=False)
+    sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8]]
     assert sequences.response_ids.tolist() == [[7, 8]]
 
 
 def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
     made = rollout([[5, 6]], [[]], [[]])
-    sequences = compact(made, everything(made), packed=False)
+    sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6]]
     assert sequences.lengths.tolist() == [0]
     assert sequences.state[0, 0] == 1
@@ -63,7 +63,7 @@ def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
 
 def test_rows_may_be_chosen_repeated_and_reordered() -> None:
     made = rollout([[5, 6], [4], [1, 2, 3]], [[7, 8, 2], [9], [3, 3, 3, 3]], [[1, 1, 1], [1], [1, 1, 1, 1]])
-    sequences = compact(made, torch.tensor([1, 0, 1]), packed=False)
+    sequences = build_sequences(made, torch.tensor([1, 0, 1]), packed=False)
     assert sequences.input_ids.tolist() == [[4, 9, 0, 0, 0], [5, 6, 7, 8, 2], [4, 9, 0, 0, 0]]
     assert sequences.response_ids.shape == (3, 3)
 
@@ -77,7 +77,7 @@ def test_what_stands_in_the_padding_never_matters(rows: list[tuple[list[int], li
     prompts, responses = [list(part) for part in zip(*rows, strict=True)]
     masks = [[1] * len(response) for response in responses]
     made = [rollout(prompts, responses, masks, pad=pad) for pad in (0, 7, -100)]
-    found = [compact(one, everything(one), packed=False) for one in made]
+    found = [build_sequences(one, everything(one), packed=False) for one in made]
     for other in found[1:]:
         assert torch.equal(found[0].input_ids, other.input_ids)
         assert torch.equal(found[0].state, other.state)

@@ -43,33 +43,61 @@ from ippo_cli.models.tiny import character_tokenizer
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
 GROUPED = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
 OLD = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 1}
 P = 0.4
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**OLD, resid_pdrop=P, embd_pdrop=P, attn_pdrop=P),
     "starcoder2": lambda: Starcoder2Config(**GROUPED, residual_dropout=P, embedding_dropout=P, attention_dropout=P),
-    "opt": lambda: OPTConfig(**COMMON, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, dropout=P,
-                             attention_dropout=P, layerdrop=P),
+    "opt": lambda: OPTConfig(
+        **COMMON,
+        ffn_dim=64,
+        word_embed_proj_dim=32,
+        max_position_embeddings=64,
+        dropout=P,
+        attention_dropout=P,
+        layerdrop=P,
+    ),
     "gpt-neox": lambda: GPTNeoXConfig(**COMMON, intermediate_size=64, hidden_dropout=P, attention_dropout=P),
     "gpt-neo": lambda: GPTNeoConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=64, bos_token_id=0, eos_token_id=1, resid_dropout=P, embed_dropout=P,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        resid_dropout=P,
+        embed_dropout=P,
         attention_dropout=P,
     ),
-    "bloom": lambda: BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=P,
-                                 attention_dropout=P),
+    "bloom": lambda: BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=P, attention_dropout=P
+    ),
     "falcon": lambda: FalconConfig(**COMMON, hidden_dropout=P, attention_dropout=P),
     "phi": lambda: PhiConfig(**GROUPED, resid_pdrop=P, embd_pdrop=P, attention_dropout=P),
-    "mpt": lambda: MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, resid_pdrop=P,
-                             emb_pdrop=P),
-    "biogpt": lambda: BioGptConfig(**COMMON, intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=P,
-                                   attention_probs_dropout_prob=P, layerdrop=P),
+    "mpt": lambda: MptConfig(
+        vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, resid_pdrop=P, emb_pdrop=P
+    ),
+    "biogpt": lambda: BioGptConfig(
+        **COMMON,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        hidden_dropout_prob=P,
+        attention_probs_dropout_prob=P,
+        layerdrop=P,
+    ),
     "mixtral": lambda: MixtralConfig(**GROUPED, num_local_experts=2, router_jitter_noise=P, attention_dropout=P),
-}  # fmt: skip
+}
 IDS = torch.arange(60).view(3, 20) % VOCABULARY
 
 
@@ -161,10 +189,14 @@ def broken(folder: Path, how: str) -> str:
     model = saved(folder, LLAMA)
     settings = json.loads((folder / "config.json").read_text())
     changes: dict[str, dict[str, Any]] = {
-        "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "another shape": {"vocab_size": 48},
-        "another depth": {"num_hidden_layers": 3}, "code of its own": {"model_type": "new", "auto_map": {
-            "AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}},
-    }  # fmt: skip
+        "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "another shape": {"vocab_size": 48},
+        "another depth": {"num_hidden_layers": 3},
+        "code of its own": {
+            "model_type": "new",
+            "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+        },
+    }
     (folder / "config.json").write_text(json.dumps(settings | changes.get(how, {})))
     if how == "no configuration":
         (folder / "config.json").unlink()

@@ -29,14 +29,20 @@ from transformers import (
 )
 
 from ippo_cli.models import packing
-from ippo_cli.models.layout import compact
+from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.packing import PACKED, Packing, enable_packing, pack, read
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 
 def llama() -> PreTrainedModel:
@@ -195,12 +201,12 @@ def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) ->
 
 def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_tokens() -> None:
     made = rollout([[5, 6], [4, 5, 6]], [[7, 2], [9, 8, 2]], [[1, 1], [1, 1, 1]])
-    sequences = compact(made, everything(made), packed=True)
+    sequences = build_sequences(made, everything(made), packed=True)
     assert sequences.input_ids.tolist() == [[4, 5, 6, 9, 8, 2, 5, 6, 7, 2]]
     assert sequences.packing is not None
     assert sequences.packing.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]]
     assert sequences.state.tolist() == [[7, 8, 9, 9], [2, 3, 4, 5]]  # the short row's past its end: kept inside it
-    short = compact(made, everything(made), packed=True, final=False)
+    short = build_sequences(made, everything(made), packed=True, final=False)
     assert short.input_ids.tolist() == [[4, 5, 6, 9, 8, 5, 6, 7]], "the last token is read for the state after it only"
     assert short.state[:, :2].tolist() == [[6, 7], [2, 3]]
 
@@ -209,17 +215,18 @@ def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_toke
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(3, 60), min_size=1, max_size=5), st.lists(st.integers(3, 60), max_size=6)),
-        min_size=1, max_size=5,
+        min_size=1,
+        max_size=5,
     ),
     st.booleans(),
-)  # fmt: skip
+)
 def test_padded_and_packed_rows_have_the_same_tokens_before_every_own_token(
     rows: list[tuple[list[int], list[int]]], final: bool
 ) -> None:
     prompts, responses = [list(part) for part in zip(*rows, strict=True)]
     made = rollout(prompts, responses, [[1] * len(response) for response in responses], pad=7)
     for packed in (False, True):
-        sequences = compact(made, everything(made), packed=packed, final=final)
+        sequences = build_sequences(made, everything(made), packed=packed, final=final)
         read_ids = sequences.input_ids.flatten()
         for row, (prompt, response) in enumerate(rows):
             whole = prompt + response

@@ -19,10 +19,20 @@ Buffer = tuple[dict[str, PromptBatch], dict[str, Rollout]]
 def settings() -> Callable[..., FunctionRewardConfig]:
     """Reward settings: the team's numbers as they are, with some values changed."""
     plain = FunctionRewardConfig(
-        kind=RewardKind.function, team_weight=1.0, agent_weight=0.0, processor=[], scale=1.0, shift=0.0,
-        clip_low=-10.0, clip_high=10.0, norm_eps=1e-3, failure_budget=1.0, overlap_rows=0, function=None,
+        kind=RewardKind.function,
+        team_weight=1.0,
+        agent_weight=0.0,
+        processor=[],
+        scale=1.0,
+        shift=0.0,
+        clip_low=-10.0,
+        clip_high=10.0,
+        norm_eps=1e-3,
+        failure_budget=1.0,
+        reward_batch_rows=0,
+        function=None,
         whole_batch=False,
-    )  # fmt: skip
+    )
     return lambda **changes: replace(plain, **changes)
 
 

@@ -25,7 +25,7 @@ def settings(**changes: Any) -> FunctionRewardConfig:
         "clip_high": 1.0,
         "norm_eps": 1e-3,
         "failure_budget": 1.0,
-        "overlap_rows": 0,
+        "reward_batch_rows": 0,
         "function": None,
         "whole_batch": False,
     }

@@ -58,7 +58,7 @@ def test_none_is_a_row_without_a_number() -> None:
         (Reward(team=[1, 2], parts={"score": [1, 2]}), r"parts\[score\] is used in metric names"),
         (Reward(team=[1, 2], parts={"": [1, 2]}), r"parts\[\] is used in metric names"),
     ],
-)  # fmt: skip
+)
 def test_what_breaks_the_contract_is_told_by_name(reward: Reward, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         checked(reward, AGENTS, 2)

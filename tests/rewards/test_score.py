@@ -106,8 +106,9 @@ def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings
     found = scored(reward, settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]), buffer)
     alone = scored(
         Reward(agent={"low": [1, 2, 3, 4], "high": [7, 8, 9, 0]}),
-        settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]), buffer,
-    )  # fmt: skip
+        settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]),
+        buffer,
+    )
     assert torch.equal(found["low"].score, alone["low"].score)
     assert found["low"].valid.all()
     assert found["high"].valid.tolist() == [True, False, True, True]
@@ -149,8 +150,13 @@ def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(se
     moments = unobserved()
 
     def next_scores(low: list[float], high: list[float], *, observe: bool = True) -> dict[str, list[float]]:
-        found = score(lambda examples, responses: Reward(agent={"low": low, "high": high}), *buffer(ROWS, TEXTS),
-                      config, moments, observe=observe)  # fmt: skip
+        found = score(
+            lambda examples, responses: Reward(agent={"low": low, "high": high}),
+            *buffer(ROWS, TEXTS),
+            config,
+            moments,
+            observe=observe,
+        )
         return {name: numbers(one) for name, one in found.items()}
 
     first = next_scores([0, 0, 2, 2], [5, 5, 5, 5])

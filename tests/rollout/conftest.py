@@ -18,9 +18,16 @@ from ippo_cli.rollout.sampling import Sampling, uniforms
 
 LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
 PLAIN = Sampling(
-    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=20, min_new_tokens=0,
-    stop_strings=(), greedy=False,
-)  # fmt: skip
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    max_new_tokens=20,
+    min_new_tokens=0,
+    stop_strings=(),
+    greedy=False,
+)
 
 
 def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:
@@ -43,16 +50,33 @@ class Asked:
     tokenizer: PreTrainedTokenizerFast
 
     def decoded(
-        self, model: PreTrainedModel, *, batch_size: int = 5, context_limit: int = 64, rows: slice = slice(None),
-        poll: Any = None, finished: Any = None, any_rank: Any = None, **sampling: Any,
-    ) -> Decoded:  # fmt: skip
+        self,
+        model: PreTrainedModel,
+        *,
+        batch_size: int = 5,
+        context_limit: int = 64,
+        rows: slice = slice(None),
+        poll: Any = None,
+        finished: Any = None,
+        any_rank: Any = None,
+        **sampling: Any,
+    ) -> Decoded:
         settings = replace(PLAIN, **sampling)
         index = torch.arange(len(self.ids))[rows]
         numbers = None if settings.greedy else uniforms(3, "test", index, settings.max_new_tokens)
         return decode(
-            model, self.tokenizer, self.ids[rows], self.mask[rows], settings, uniforms=numbers, batch_size=batch_size,
-            context_limit=context_limit, poll=poll, finished=finished, any_rank=any_rank,
-        )  # fmt: skip
+            model,
+            self.tokenizer,
+            self.ids[rows],
+            self.mask[rows],
+            settings,
+            uniforms=numbers,
+            batch_size=batch_size,
+            context_limit=context_limit,
+            poll=poll,
+            finished=finished,
+            any_rank=any_rank,
+        )
 
     @torch.no_grad()
     def logits(self, model: PreTrainedModel, decoded: Decoded, row: int) -> Tensor:
@@ -91,9 +115,16 @@ def llama(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
 
 def llama_config(vocabulary: int) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=128, pad_token_id=0, bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
 
 
 @pytest.fixture(scope="session")

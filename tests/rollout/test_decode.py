@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from ippo_cli.rollout import cache, continuous
+from ippo_cli.rollout import continuous_batching, kv_cache
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.decode import stop_ids
 
@@ -54,10 +54,10 @@ def test_no_setting_of_the_machinery_changes_what_is_sampled(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = asked.decoded(llama, batch_size=12)
-    monkeypatch.setattr(cache, "COLUMNS_AHEAD", 2)
+    monkeypatch.setattr(kv_cache, "COLUMNS_AHEAD", 2)
     monkeypatch.setattr(decoding, "PROMPT_TOKENS", 10)
-    for cohorts, share in ((1, 0.0), (2, 0.2), (20, 0.0), (3, 1.0)):
-        monkeypatch.setattr(continuous, "COHORTS_ON_CPU", cohorts)
+    for groups, share in ((1, 0.0), (2, 0.2), (20, 0.0), (3, 1.0)):
+        monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", groups)
         monkeypatch.setattr(decoding, "REFILL_SHARE", share)
         same(asked.decoded(llama, batch_size=4), expected)
 
@@ -180,9 +180,16 @@ def test_texts_are_what_the_tokens_say(asked: Any, llama: Any) -> None:
 def test_the_generation_config_of_a_model_changes_nothing_but_its_stop_tokens(asked: Any, llama: Any) -> None:
     expected = asked.decoded(llama)
     llama.generation_config = GenerationConfig(
-        do_sample=False, temperature=0.1, top_k=1, top_p=0.1, repetition_penalty=9.0, max_new_tokens=2,
-        min_new_tokens=20, bad_words_ids=[[5]], forced_eos_token_id=9,
-    )  # fmt: skip
+        do_sample=False,
+        temperature=0.1,
+        top_k=1,
+        top_p=0.1,
+        repetition_penalty=9.0,
+        max_new_tokens=2,
+        min_new_tokens=20,
+        bad_words_ids=[[5]],
+        forced_eos_token_id=9,
+    )
     same(asked.decoded(llama), expected)
 
 

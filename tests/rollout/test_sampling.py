@@ -21,9 +21,16 @@ from transformers import (
 from ippo_cli.rollout.sampling import Choice, Sampling, choose, uniforms
 
 PLAIN = Sampling(
-    temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_new_tokens=8, min_new_tokens=0,
-    stop_strings=(), greedy=False,
-)  # fmt: skip
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    max_new_tokens=8,
+    min_new_tokens=0,
+    stop_strings=(),
+    greedy=False,
+)
 LAST = 1 - 2**-53  # the largest number below 1
 
 
@@ -124,9 +131,11 @@ def test_evenly_spread_numbers_give_every_token_its_filtered_probability(setting
     count = 20_000
     found = drawn(logits, (torch.arange(count, dtype=torch.float64) + 0.5) / count, **settings)
     warpers = {
-        "temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper,
+        "temperature": TemperatureLogitsWarper,
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
         "min_p": MinPLogitsWarper,
-    }  # fmt: skip
+    }
     steps = LogitsProcessorList([warper(settings[name]) for name, warper in warpers.items() if name in settings])
     expected = torch.log_softmax(steps(None, logits), dim=-1)[0]
     shares = torch.bincount(found.tokens, minlength=12) / count

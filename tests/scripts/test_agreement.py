@@ -49,8 +49,14 @@ def step_by_step(c: Case) -> tuple[Tensor, Tensor]:
 
 def test_peers_that_are_not_there_are_named_and_nothing_fails() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    said = subprocess.run([sys.executable, str(SCRIPT), "--cases", "1"], capture_output=True, text=True, timeout=120,
-                          check=False, env=environment)  # fmt: skip
+    said = subprocess.run(
+        [sys.executable, str(SCRIPT), "--cases", "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     for name, distribution, _ in PEERS:
         if not any(importlib.metadata.distributions(name=distribution)):

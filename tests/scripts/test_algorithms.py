@@ -15,10 +15,23 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--tasks", "probe_constant", "--output", str(folder / "out"),
-         "--docs", str(folder), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--quick",
+            "--tasks",
+            "probe_constant",
+            "--output",
+            str(folder / "out"),
+            "--docs",
+            str(folder),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.slow
@@ -29,8 +42,9 @@ def test_trainings_become_a_table_and_pictures_and_are_not_repeated(tmp_path: Pa
     assert said.returncode == 0, said.stderr
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert [(row["variant"], row["seed"], row["error"]) for row in results] == [
-        ("ippo/separate", 3, None), ("ppo/value_head", 3, None)
-    ]  # fmt: skip
+        ("ippo/separate", 3, None),
+        ("ppo/value_head", 3, None),
+    ]
     for row in results:
         trained = [point for point in row["curve"] if not point["held_out"]]
         held_out = [point["score"] for point in row["curve"] if point["held_out"]]
@@ -76,8 +90,10 @@ def test_algorithms_are_compared_at_the_seconds_of_the_quickest() -> None:
     from learning import Outcome, Point, tables
 
     def trained(variant: str, seconds: float) -> Outcome:
-        curve = [Point(samples=0, seconds=0.0, score=0.0, held_out=True),
-                 Point(samples=8, seconds=seconds, score=1.0, held_out=True)]  # fmt: skip
+        curve = [
+            Point(samples=0, seconds=0.0, score=0.0, held_out=True),
+            Point(samples=8, seconds=seconds, score=1.0, held_out=True),
+        ]
         return Outcome(task="t", variant=variant, seed=0, overrides=(), last=1.0, wall_seconds=seconds, curve=curve)
 
     text = tables([trained("ippo/separate", 20.0), trained("comlrl_iac/separate", 40.0)], (), ())

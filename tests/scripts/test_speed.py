@@ -17,9 +17,22 @@ SMALL = "hidden=16 layers=1 rollout.buffer_size=16 rollout.decode_batch_size=16 
 def test_variants_and_peers_are_timed_in_turn(tmp_path: Path) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text("print({'loss': 1.0})\nprint('{\\n\"episodes_per_sec_excl_first\": 0.5\\n}')\n")
-    command = [sys.executable, str(SCRIPT), "eos", "--iterations", "1", "--ideal", "--threads", "1",
-               "--variant", f"one: agents=1 {SMALL}", "--variant", f"two: {SMALL}",
-               "--peer", f"trl={sys.executable}:{peer}"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "eos",
+        "--iterations",
+        "1",
+        "--ideal",
+        "--threads",
+        "1",
+        "--variant",
+        f"one: agents=1 {SMALL}",
+        "--variant",
+        f"two: {SMALL}",
+        "--peer",
+        f"trl={sys.executable}:{peer}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import AgentWords, JsonlConfig, TaskKind
+from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind
 from ippo_cli.tasks.jsonl import jsonl_examples
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
@@ -31,10 +31,17 @@ def file(tmp_path: Path) -> str:
 
 def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConfig:
     return JsonlConfig(
-        kind=TaskKind.jsonl, agents={}, headline="sampled/score", train=train, train_split="train", eval=held_out,
-        eval_split="test", data_config=None, chat_template="auto",
+        kind=TaskKind.jsonl,
+        agents={},
+        primary_metric="sampled/score",
+        train=train,
+        train_split="train",
+        eval=held_out,
+        eval_split="test",
+        data_config=None,
+        chat_template="auto",
         **{"train_size": None, "eval_size": None, **changes},
-    )  # fmt: skip
+    )
 
 
 def rows(found: Sequence[Any]) -> list[dict[str, Any]]:
@@ -86,7 +93,7 @@ def test_rows_that_lack_a_field_which_an_agent_is_asked_with_are_told_before_tra
         path.write_text("".join(json.dumps(row) + "\n" for row in lacking))
     else:
         datasets.Dataset.from_list(lacking).to_parquet(str(path))
-    asked = AgentWords(template="{prompt}", system=None, answer="{answer}")
+    asked = PromptConfig(template="{prompt}", system=None, answer="{answer}")
     told = config(file, str(path))
     told.agents["solo"] = asked  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=r"1 of 7 rows have no 'answer', which task\.agents\.solo\.answer names"):
@@ -134,7 +141,7 @@ def test_cells_of_a_table_are_the_text_that_stands_in_them(tmp_path: Path) -> No
 def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\nx,\n")
     told = config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.csv"))
-    told.agents["solo"] = AgentWords(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
     with pytest.raises(PreflightError, match="1 of 1 rows have no 'answer'"):
         jsonl_examples(told, seed=0)
 

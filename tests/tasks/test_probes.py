@@ -12,14 +12,21 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import GridConfig, LettersConfig, TaskKind
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.task import SOURCES, load_task
 
 LETTERS = LettersConfig(
-    kind=TaskKind.probe_letters, agents={}, headline="sampled/score", alphabet="abcdef", length=4, train_size=500,
+    kind=TaskKind.probe_letters,
+    agents={},
+    primary_metric="sampled/score",
+    alphabet="abcdef",
+    length=4,
+    train_size=500,
     eval_size=100,
-)  # fmt: skip
-GRID = GridConfig(kind=TaskKind.probe_grid, agents={}, headline="sampled/score", size=4, train_size=192, eval_size=48)
+)
+GRID = GridConfig(
+    kind=TaskKind.probe_grid, agents={}, primary_metric="sampled/score", size=4, train_size=192, eval_size=48
+)
 BOTH = [(LETTERS, "letters"), (GRID, "start goal")]
 
 
@@ -52,8 +59,10 @@ def test_the_next_letter_follows_the_last_one_and_the_first_follows_the_end() ->
     assert {(row["letters"][-1], row["last"], row["next"]) for row in train} <= {*zip("abc", "abc", "bca", strict=True)}
 
 
-@pytest.mark.parametrize(("start", "goal", "horizontal", "vertical"),
-                         [("a3", "c2", "rr", "d"), ("c2", "a3", "ll", "u"), ("d1", "d4", "", "uuu")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "goal", "horizontal", "vertical"),
+    [("a3", "c2", "rr", "d"), ("c2", "a3", "ll", "u"), ("d1", "d4", "", "uuu")],
+)
 def test_a_shortest_walk_is_told_by_its_letters(start: str, goal: str, horizontal: str, vertical: str) -> None:
     rows = [row for part in grid_examples(GRID, seed=0) for row in part]
     row = next(row for row in rows if (row["start"], row["goal"]) == (start, goal))
@@ -82,13 +91,15 @@ def test_reference_answers_score_one_and_what_is_too_much_less(probe: str) -> No
     assert len(agents) == 2
     for extra, right in (("", True), ("r", False)):
         for rows in (task.train, task.held_out):
-            answers = {name: [fill(agent.answer or "", row, name) + extra for row in rows]
-                       for name, agent in agents.items()}  # fmt: skip
+            answers = {
+                name: [render_template(agent.answer or "", row, name) + extra for row in rows]
+                for name, agent in agents.items()
+            }
             given = reward(rows, answers)
             assert given.team is not None
             assert all((score == 1.0) == right and 0.0 <= score <= 1.0 for score in given.team)
             assert given.parts["exact"] == [float(right)] * len(rows)
-    longest = max(len(fill(agent.answer or "", row, "")) for agent in agents.values() for row in task.train)
+    longest = max(len(render_template(agent.answer or "", row, "")) for agent in agents.values() for row in task.train)
     assert longest <= config.rollout.max_new_tokens
 
 
@@ -97,4 +108,4 @@ def test_a_constant_answer_is_the_same_for_every_prompt_and_a_conditional_one_is
         config = load_config([f"task={probe}"])
         train = load_task(config.task, 0).train
         for name, agent in config.task.agents.items():
-            assert len({fill(agent.answer or "", row, name) for row in train}) == answers
+            assert len({render_template(agent.answer or "", row, name) for row in train}) == answers

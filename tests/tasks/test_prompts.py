@@ -12,7 +12,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.tasks.prompts import PromptStream, fill, share
+from ippo_cli.tasks.prompts import PromptStream, render_template, share
 
 ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
 CHAT = (
@@ -64,7 +64,7 @@ def texts(stream: PromptStream, ids: torch.Tensor, mask: torch.Tensor) -> list[s
     ],
 )
 def test_fields_are_replaced_and_double_braces_are_braces(template: str, filled: str) -> None:
-    assert fill(template, {"a": "x", "b": 2, "c": "{a}", "d.e": "dotted"}, "where") == filled
+    assert render_template(template, {"a": "x", "b": 2, "c": "{a}", "d.e": "dotted"}, "where") == filled
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_fields_are_replaced_and_double_braces_are_braces(template: str, filled:
 )
 def test_a_template_that_does_not_fit_is_a_mistake_in_the_configuration(template: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
-        fill(template, {"a": "x", "b": 2, **({"n": None} if "n}" in template else {})}, "task.agents.low.template")
+        render_template(
+            template, {"a": "x", "b": 2, **({"n": None} if "n}" in template else {})}, "task.agents.low.template"
+        )
     assert str(raised.value).startswith(f"task.agents.low.template={template!r} ")
 
 
@@ -164,7 +166,7 @@ def test_every_agent_is_asked_about_the_same_examples_in_its_own_words(stream: M
 
 def test_prompts_are_padded_on_the_left_and_masks_come_from_lengths(stream: Make) -> None:
     made = stream()
-    batch = made.ask([{"letters": "a"}, {"letters": "abc"}], torch.tensor([5, 6]))["low"]
+    batch = made.tokenize_prompts([{"letters": "a"}, {"letters": "abc"}], torch.tensor([5, 6]))["low"]
     tokenizer = made.tokenizers["low"]
     assert batch.mask.tolist() == [[False, False, True, True], [True] * 4]
     assert batch.ids[0, 2:].tolist() == tokenizer("a<").input_ids
@@ -173,7 +175,7 @@ def test_prompts_are_padded_on_the_left_and_masks_come_from_lengths(stream: Make
 
 
 def test_asking_about_nothing_gives_an_empty_batch(stream: Make) -> None:
-    batch = stream().ask([], torch.zeros(0, dtype=torch.long))["low"]
+    batch = stream().tokenize_prompts([], torch.zeros(0, dtype=torch.long))["low"]
     assert len(batch.ids) == len(batch.mask) == len(batch.examples) == 0
 
 
@@ -185,7 +187,7 @@ def test_a_chat_template_wraps_prompt_and_system_message(stream: Make) -> None:
     )
     assert made.text("low", {"letters": "ba"}) == "<user>Sort ba<assistant>"
     assert made.text("high", {"letters": "ba"}) == "<system>Be brief.<user>ba><assistant>"
-    batch = made.ask([{"letters": "ba"}], torch.tensor([0]))["low"]
+    batch = made.tokenize_prompts([{"letters": "ba"}], torch.tensor([0]))["low"]
     assert texts(made, batch.ids, batch.mask) == ["<user>Sort ba<assistant>"]
 
 
@@ -212,9 +214,9 @@ def test_a_system_message_that_no_chat_template_would_write_is_refused(stream: M
 
 def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(stream: Make) -> None:
     made = stream(max_prompt_tokens=6)
-    made.ask([{"letters": "abcde"}], torch.tensor([0]))
+    made.tokenize_prompts([{"letters": "abcde"}], torch.tensor([0]))
     with pytest.raises(ConfigError) as raised:
-        made.ask([{"letters": "abcde"}, {"letters": "abcdef"}], torch.tensor([0, 1]))
+        made.tokenize_prompts([{"letters": "abcde"}, {"letters": "abcdef"}], torch.tensor([0, 1]))
     said = str(raised.value)
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
@@ -251,7 +253,7 @@ def test_a_long_row_far_behind_short_ones_is_found(stream: Make) -> None:
 @pytest.mark.parametrize(("iterations", "rows"), [(1, 4), (2, 8), (3, 10), (9, 10)])
 def test_only_rows_that_a_run_reaches_are_looked_at(iterations: int, rows: int, stream: Make) -> None:
     made = stream(num_generations=1)
-    asked = dict(made.asked(iterations))
+    asked = dict(made.scheduled_examples(iterations))
     seen = [row["n"] for number in range(iterations) for row in made.batch(number, 0, 1)["low"].examples]
     assert sorted(asked) == sorted(set(seen))
     assert len(asked) == rows
@@ -268,4 +270,4 @@ def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
 
 def test_an_empty_prompt_is_an_error(stream: Make) -> None:
     with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
-        stream(texts={"low": {"template": ""}}).ask([{"letters": "a"}], torch.tensor([0]))
+        stream(texts={"low": {"template": ""}}).tokenize_prompts([{"letters": "a"}], torch.tensor([0]))

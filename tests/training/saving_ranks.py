@@ -30,9 +30,13 @@ checkpoint.LISTING_S = 0.5  # nothing here comes late
 def state(iteration: int) -> State:
     """A run's state without agents: each rank has its random streams to write."""
     return State(
-        agents={}, algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0), moments={},
-        progress=Progress(iteration=iteration), run=RunState(), rng=rng_state(),
-    )  # fmt: skip
+        agents={},
+        algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
+        moments={},
+        progress=Progress(iteration=iteration),
+        run=RunState(),
+        rng=rng_state(),
+    )
 
 
 def checkpoints(folder: Path) -> Checkpoints:
@@ -91,9 +95,14 @@ def shards(root: Path) -> dict[str, Any]:
     module = nn.Linear(2, 2)
     group = {"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.0, "betas": (0.9, 0.99), "eps": 1e-8}
     settings = zero_config(
-        stage=1, dtype="fp32", offload_optimizer=False, offload_params=False, reduce_bucket_size=64,
-        persistence_threshold=0, max_grad_norm=1.0,
-    )  # fmt: skip
+        stage=1,
+        dtype="fp32",
+        offload_optimizer=False,
+        offload_params=False,
+        reduce_bucket_size=64,
+        persistence_threshold=0,
+        max_grad_norm=1.0,
+    )
     engine = Engine(module, [group], zero=settings, device=torch.device("cpu"))
     place = root / f"disk{RANK}"
     place.mkdir(parents=True)

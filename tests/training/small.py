@@ -25,11 +25,23 @@ from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer
 
 SMALL = (
-    "actor.hidden_size=32", "actor.num_layers=1", "actor.num_heads=2", "actor.warm_start_steps=3",
-    "actor.warm_start_batch_size=16", "task.train_size=48", "task.eval_size=8", "rollout.buffer_size=16",
-    "rollout.decode_batch_size=8", "num_iterations=4", "evaluation.every=2", "checkpoint.every=2",
-    "tracker.tensorboard=false", "tracker.console=plain", "tracker.samples_every=0", "launch.threads=1",
-)  # fmt: skip
+    "actor.hidden_size=32",
+    "actor.num_layers=1",
+    "actor.num_heads=2",
+    "actor.warm_start_steps=3",
+    "actor.warm_start_batch_size=16",
+    "task.train_size=48",
+    "task.eval_size=8",
+    "rollout.buffer_size=16",
+    "rollout.decode_batch_size=8",
+    "num_iterations=4",
+    "evaluation.every=2",
+    "checkpoint.every=2",
+    "tracker.tensorboard=false",
+    "tracker.console=plain",
+    "tracker.samples_every=0",
+    "launch.threads=1",
+)
 
 
 def small_config(root: Path, *overrides: str) -> tuple[Config, str]:

@@ -140,10 +140,11 @@ DAMAGES = {
     "a manifest with a list": (write_manifest('{"files": ["state.json"]}'), "manifest.json cannot be read"),
     "a manifest with bare names": (write_manifest('{"files": {"state.json": 3}}'), "manifest.json cannot be read"),
     "a manifest with no numbers": (
-        write_manifest('{"files": {"state.json": {"bytes": null, "sha256": ""}}}'), "manifest.json cannot be read",
+        write_manifest('{"files": {"state.json": {"bytes": null, "sha256": ""}}}'),
+        "manifest.json cannot be read",
     ),
     "a manifest that is no text": (lambda made: (made / MANIFEST).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -185,9 +186,20 @@ def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoi
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "3", '"step_00000001"', "{}", '{"checkpoint": 5}', '{"checkpoint": null}',
-             '{"checkpoint": "step_00000002"}'],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"step_00000001"',
+        "{}",
+        '{"checkpoint": 5}',
+        '{"checkpoint": null}',
+        '{"checkpoint": "step_00000002"}',
+    ],
+)
 def test_a_pointer_that_cannot_be_followed_points_nowhere(
     text: str, checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
@@ -203,10 +215,13 @@ def test_a_pointer_that_cannot_be_followed_points_nowhere(
 def state(iteration: int) -> State:
     """A run's state without agents: everything but weights."""
     return State(
-        agents={}, algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
-        moments={}, progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
-        run=RunState(iterations=iteration), rng=rng_state(),
-    )  # fmt: skip
+        agents={},
+        algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
+        moments={},
+        progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
+        run=RunState(iterations=iteration),
+        rng=rng_state(),
+    )
 
 
 def checkpoints(folder: Path, *, every: int = 1, keep: int = 2, best: bool = True) -> Checkpoints:

@@ -91,9 +91,14 @@ def row(iteration: int, **more: float) -> dict[str, float]:
     return {
         "iteration": iteration,
         **{f"{name}/{key}": value for name in ("low", "high") for key, value in numbers.items()},
-        "perf/tokens_per_second": 1234.4, "time/iteration": 2.04, "time/rollout": 1.0, "time/score": 0.0,
-        "time/targets": 0.3, "time/update": 0.7, **more,
-    }  # fmt: skip
+        "perf/tokens_per_second": 1234.4,
+        "time/iteration": 2.04,
+        "time/rollout": 1.0,
+        "time/score": 0.0,
+        "time/targets": 0.3,
+        "time/update": 0.7,
+        **more,
+    }
 
 
 def test_where_there_is_no_terminal_an_iteration_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +140,10 @@ def test_no_line_is_wider_than_160_columns_whatever_the_number_of_agents(
 def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"agent{place}" for place in range(8)]
     numbers = {
-        f"{name}/{key}": 0.1 * place for place, name in enumerate(names)
+        f"{name}/{key}": 0.1 * place
+        for place, name in enumerate(names)
         for key in ("score/mean", "policy/entropy", "policy/approx_kl", "value/explained_variance")
-    }  # fmt: skip
+    }
     Console(Style.plain, names).iteration(crowd(names) | numbers, 60)
     line = capsys.readouterr().out
     assert "  score 0.350 min 0.000  entropy min 0.000  approx_kl max 0.700  kl/reference max 3.125  " in line
@@ -215,9 +221,12 @@ Console(Style.plain, ["low"]).samples([{"mode": "train", "index": 0, "agents": {
 @pytest.mark.parametrize("width", [20, 80, 160])
 @pytest.mark.parametrize("agents", [2, 20])
 def test_a_display_of_any_width_breaks_no_line_and_shows_every_number(
-    agents: int, width: int, variables: dict[str, str], capsys: pytest.CaptureFixture[str],
+    agents: int,
+    width: int,
+    variables: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("COLUMNS", str(width))

@@ -36,9 +36,14 @@ def scores(written: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("checkpoint", "name", "iteration"),
-    [("latest", "step_00000001", 1), ("1", "step_00000001", 1), ("initial", "initial", 0), ("0", "initial", 0),
-     ("best", "initial", 0)],
-)  # fmt: skip
+    [
+        ("latest", "step_00000001", 1),
+        ("1", "step_00000001", 1),
+        ("initial", "initial", 0),
+        ("0", "initial", 0),
+        ("best", "initial", 0),
+    ],
+)
 def test_every_name_of_a_runs_weights_is_found_and_scores_as_the_run_did(
     checkpoint: str, name: str, iteration: int, run: Path
 ) -> None:
@@ -68,8 +73,13 @@ def test_scores_are_written_with_the_overrides_that_made_them(run: Path) -> None
 def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> None:
     low, high = (run / "initial" / name for name in ("low", "high"))
     overrides = ["actor=full", f"actor.model={low}", f"task.agents.high.actor.model={high}", "actor.dtype=fp32"]
-    task = ["task.train_size=48", "task.eval_size=8", "rollout.decode_batch_size=8", "launch.threads=1",
-            "rollout.max_new_tokens=8"]  # fmt: skip
+    task = [
+        "task.train_size=48",
+        "task.eval_size=8",
+        "rollout.decode_batch_size=8",
+        "launch.threads=1",
+        "rollout.max_new_tokens=8",
+    ]
     config = load_config([*overrides, *task, f"output_dir={tmp_path}", "tracker.console=plain"])
     target = evaluate_model(config, overrides)
     written = json.loads(target.read_text())

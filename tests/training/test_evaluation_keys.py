@@ -22,9 +22,9 @@ from ippo_cli.training.evaluate_run import evaluate_model
 WITHOUT_EFFECT = {
     "task.kind": "chosen with its group",
     "task.train_size": "held-out examples are drawn first",
-    "rollout.gather": "weights that are loaded for this are whole",
+    "rollout.zero3_gather": "weights that are loaded for this are whole",
     "actor.model": "typed as model=",
-}  # fmt: skip
+}
 REWARD = "def score(examples, responses):\n    return {'team': [1.0] * len(examples)}\n"
 
 
@@ -76,9 +76,15 @@ def commands(root: Path) -> list[list[str]]:
     return [
         ["task=sorting_solo", "task.alphabet=abcdefgh", "task.length=3", *small],
         ["task=probe_grid", "reward=grid", "task.train_size=4", "task.eval_size=2"],
-        ["task=jsonl", f"task.eval={root / 'held_out.jsonl'}", "task.chat_template=true", f"actor.model={chat}",
-         "reward=function", f"reward.function={root / 'reward.py'}:score"],
-    ]  # fmt: skip
+        [
+            "task=jsonl",
+            f"task.eval={root / 'held_out.jsonl'}",
+            "task.chat_template=true",
+            f"actor.model={chat}",
+            "reward=function",
+            f"reward.function={root / 'reward.py'}:score",
+        ],
+    ]
 
 
 def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +99,18 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
     kept = []
     for overrides in commands(tmp_path):
-        config = load_config(["actor=full", f"actor.model={model}", "actor.dtype=fp32", f"output_dir={tmp_path}",
-                              "rollout.max_new_tokens=2", "tracker.console=plain", "launch.threads=1", *overrides]
-                             )  # fmt: skip
+        config = load_config(
+            [
+                "actor=full",
+                f"actor.model={model}",
+                "actor.dtype=fp32",
+                f"output_dir={tmp_path}",
+                "rollout.max_new_tokens=2",
+                "tracker.console=plain",
+                "launch.threads=1",
+                *overrides,
+            ]
+        )
         check(config, 1, training=False)
         prefixes.clear()
         prefixes.update({id(node): prefix for node, prefix in nodes(config)})

@@ -29,8 +29,7 @@ def reward(examples, responses):
 '''
 # Calls: 1 and 2 evaluate, 3 and 4 are of the first iteration (ReMax: sampled, greedy), 5 and 6 of the second, 7 and 8
 # evaluate, 9 to 12 are of the third and fourth, 13 and 14 evaluate.
-KEYS = ("algorithm=remax", "reward.processor=[running_zscore]", "checkpoint.every=100",
-        "tracker.samples_every=1")  # fmt: skip
+KEYS = ("algorithm=remax", "reward.processor=[running_zscore]", "checkpoint.every=100", "tracker.samples_every=1")
 
 
 def overrides(root: Path) -> list[str]:

@@ -40,8 +40,13 @@ def test_a_root_that_is_a_file_is_a_storage_failure(tmp_path: Path) -> None:
 
 
 def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
-    start_files(tmp_path, "seed: 1\n", ["seed=1", "task.agents.low.template='a b'"], ["ippo-train", "seed=1", "a b"],
-                resumed=False)  # fmt: skip
+    start_files(
+        tmp_path,
+        "seed: 1\n",
+        ["seed=1", "task.agents.low.template='a b'"],
+        ["ippo-train", "seed=1", "a b"],
+        resumed=False,
+    )
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1", "task.agents.low.template='a b'"]
     start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"], resumed=True)

@@ -42,8 +42,14 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def overrides(disk: Path) -> list[str]:
-    return ["checkpoint.every=1", "num_iterations=6", "evaluation.every=0", "reward=function",
-            f"reward.function={disk.parent / 'reward.py'}:reward", "tracker.samples_every=1"]  # fmt: skip
+    return [
+        "checkpoint.every=1",
+        "num_iterations=6",
+        "evaluation.every=0",
+        "reward=function",
+        f"reward.function={disk.parent / 'reward.py'}:reward",
+        "tracker.samples_every=1",
+    ]
 
 
 def leftovers(disk: Path) -> list[Path]:

@@ -76,8 +76,16 @@ def test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later(tm
         "import os, time\n\ndef reward(examples, responses):\n"
         f"    time.sleep(0.5 * os.path.exists({str(slow)!r}))\n    return {{'team': [1.0] * len(examples)}}\n"
     )
-    sweep = [*SMALL, "output_dir=out", "-m", "seed=1,2", "num_iterations=5", "evaluation.every=0", "reward=function",
-             "reward.function=reward.py:reward"]  # fmt: skip
+    sweep = [
+        *SMALL,
+        "output_dir=out",
+        "-m",
+        "seed=1,2",
+        "num_iterations=5",
+        "evaluation.every=0",
+        "reward=function",
+        "reward.function=reward.py:reward",
+    ]
     process = ippo_train(tmp_path, *sweep, "resume=auto")
     wait_for_rows(tmp_path, 2, "out/default/*/1/metrics.jsonl")
     process.send_signal(signal.SIGTERM)
@@ -135,16 +143,28 @@ def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
     )
     began = time.monotonic()
     output = finished(
-        ippo_train(tmp_path, *TWO, "reward=function", f"reward.function={reward}:reward", "reward.failure_budget=0.6",
-                   "evaluation.every=0", "num_iterations=1"),
+        ippo_train(
+            tmp_path,
+            *TWO,
+            "reward=function",
+            f"reward.function={reward}:reward",
+            "reward.failure_budget=0.6",
+            "evaluation.every=0",
+            "num_iterations=1",
+        ),
         0,
-    )  # fmt: skip
+    )
     assert "failed_share" in (only_run(tmp_path) / "metrics.jsonl").read_text(), output
     output = finished(
-        ippo_train(tmp_path / "..", f"output_dir={tmp_path}/second", *TWO, "reward=function",
-                   f"reward.function={reward}:reward"),
+        ippo_train(
+            tmp_path / "..",
+            f"output_dir={tmp_path}/second",
+            *TWO,
+            "reward=function",
+            f"reward.function={reward}:reward",
+        ),
         12,
-    )  # fmt: skip
+    )
     assert "broken on purpose" in output
     assert time.monotonic() - began < 120
 
@@ -153,10 +173,23 @@ def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
 def test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with(tmp_path):
     reward = tmp_path / "reward.py"
     text = "def bad(examples, responses):\n    raise ValueError('broken on purpose')\n\n\n"
-    reward.write_text(text + text.replace("bad", "good").replace("raise ValueError('broken on purpose')",
-                                                                 "return {'team': [1.0] * len(examples)}"))  # fmt: skip
-    output = finished(ippo_train(tmp_path, "-m", "reward=function", "reward.function=reward.py:bad,reward.py:good",
-                                 "num_iterations=1", "evaluation.every=0"), 12)  # fmt: skip
+    reward.write_text(
+        text
+        + text.replace("bad", "good").replace(
+            "raise ValueError('broken on purpose')", "return {'team': [1.0] * len(examples)}"
+        )
+    )
+    output = finished(
+        ippo_train(
+            tmp_path,
+            "-m",
+            "reward=function",
+            "reward.function=reward.py:bad,reward.py:good",
+            "num_iterations=1",
+            "evaluation.every=0",
+        ),
+        12,
+    )
     [folder] = tmp_path.glob("default/multirun-*")
     bad, good = sweep_rows(folder)
     assert (bad["state"], bad["exit_code"], good["state"], good["exit_code"]) == ("failed", 12, "done", 0)
@@ -165,8 +198,9 @@ def test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with(t
     assert f"job 1 of 2: reward.function={reward}:bad: " in " ".join(output.split())
     assert "1 of 2 jobs are done" in output
     finished_at = (folder / "2" / "metrics.jsonl").stat().st_mtime_ns
-    reward.write_text(reward.read_text().replace("raise ValueError('broken on purpose')",
-                                                 "return {'team': [0.5] * len(examples)}"))  # fmt: skip
+    reward.write_text(
+        reward.read_text().replace("raise ValueError('broken on purpose')", "return {'team': [0.5] * len(examples)}")
+    )
     output = finished(ippo_train(tmp_path, "-m", f"resume={folder}"))
     assert "1 of them done" in output
     assert [row["state"] for row in sweep_rows(folder)] == ["done", "done"]

@@ -8,12 +8,23 @@ import pytest
 from small import train
 
 EASY = [
-    "task.alphabet=abcde", "task.length=4", "task.train_size=80", "task.eval_size=40", "actor.hidden_size=64",
-    "actor.num_heads=4", "actor.warm_start_steps=8", "actor.warm_start_batch_size=32",
-    "actor.warm_start_learning_rate=1e-3", "actor.learning_rate=1e-3", "actor.warmup_iterations=4",
-    "rollout.buffer_size=128", "rollout.decode_batch_size=128", "rollout.max_new_tokens=4", "evaluation.every=0",
+    "task.alphabet=abcde",
+    "task.length=4",
+    "task.train_size=80",
+    "task.eval_size=40",
+    "actor.hidden_size=64",
+    "actor.num_heads=4",
+    "actor.warm_start_steps=8",
+    "actor.warm_start_batch_size=32",
+    "actor.warm_start_learning_rate=1e-3",
+    "actor.learning_rate=1e-3",
+    "actor.warmup_iterations=4",
+    "rollout.buffer_size=128",
+    "rollout.decode_batch_size=128",
+    "rollout.max_new_tokens=4",
+    "evaluation.every=0",
     "checkpoint.every=0",
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -41,10 +52,18 @@ def test_held_out_scores_rise(tmp_path, algorithm, critic, task, iterations):
 @pytest.mark.parametrize("algorithm", ["ippo", "ppo"])
 def test_a_constant_answer_is_learnt_from_random_weights_in_seconds(tmp_path, algorithm):
     folder = train(
-        tmp_path, "+experiment=probe_constant", f"algorithm={algorithm}", "critic.learning_rate=5e-3",
-        "actor.warm_start_steps=0", "rollout.buffer_size=256", "rollout.decode_batch_size=256", "num_iterations=30",
-        "evaluation.every=0", "checkpoint.every=0", "task.eval_size=64",
-    )  # fmt: skip
+        tmp_path,
+        "+experiment=probe_constant",
+        f"algorithm={algorithm}",
+        "critic.learning_rate=5e-3",
+        "actor.warm_start_steps=0",
+        "rollout.buffer_size=256",
+        "rollout.decode_batch_size=256",
+        "num_iterations=30",
+        "evaluation.every=0",
+        "checkpoint.every=0",
+        "task.eval_size=64",
+    )
     evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
     assert evaluation["first"]["score"] < 0.2
     assert evaluation["last"]["score"] > 0.9

@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 from small import SMALL, rows
 
-TINY = (*SMALL, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "task.eval_size=2",
-        "rollout.buffer_size=4", "actor.warm_start_steps=1", "evaluation.greedy=false")  # fmt: skip
+TINY = (
+    *SMALL,
+    "num_iterations=3",
+    "evaluation.every=0",
+    "checkpoint.every=0",
+    "task.eval_size=2",
+    "rollout.buffer_size=4",
+    "actor.warm_start_steps=1",
+    "evaluation.greedy=false",
+)
 LIMIT_S = 200
 REWARD = '''
 import multiprocessing, os, signal, sys, threading, time
@@ -76,8 +84,16 @@ def pooled(examples, responses):
 def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tuple[int, list[str], Path]:
     """Exit code, lines and folder of a run with this reward; nothing of it may be left afterwards."""
     (root / "reward.py").write_text(REWARD)
-    command = [sys.executable, "-m", "ippo_cli.cli.train", *TINY, f"output_dir={root}", "reward=function",
-               f"reward.function={root}/reward.py:{reward}", *overrides]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ippo_cli.cli.train",
+        *TINY,
+        f"output_dir={root}",
+        "reward=function",
+        f"reward.function={root}/reward.py:{reward}",
+        *overrides,
+    ]
     own = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     process = subprocess.Popen(
         command, cwd=root, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -105,7 +121,7 @@ def state_of(folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize("gather", ["all", "layer"])
 def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along(tmp_path, gather):
     long = ["rollout.max_new_tokens=150", "rollout.min_new_tokens=150"]
-    keys = ["launch.processes=2", "deepspeed=zero3", f"rollout.gather={gather}", *long]
+    keys = ["launch.processes=2", "deepspeed=zero3", f"rollout.zero3_gather={gather}", *long]
     code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
     assert code == 75, said
     assert state_of(folder)["state"] == "preempted"

@@ -21,9 +21,21 @@ def test_every_name_of_the_table_is_found_under_any_agent_part_and_mode(key: str
 
 @pytest.mark.parametrize(
     "key",
-    ["", "iterations", "low/score", "low/score/median", "low/score/part/a/b", "score/mean", "low/low/score/mean",
-     "eval/greedy/low/high/score", "time/lunch", "perf/", "low/policy/", "xlow/score/meanx"],
-)  # fmt: skip
+    [
+        "",
+        "iterations",
+        "low/score",
+        "low/score/median",
+        "low/score/part/a/b",
+        "score/mean",
+        "low/low/score/mean",
+        "eval/greedy/low/high/score",
+        "time/lunch",
+        "perf/",
+        "low/policy/",
+        "xlow/score/meanx",
+    ],
+)
 def test_a_name_that_is_not_in_the_table_is_not_documented(key: str) -> None:
     assert not is_documented(key)
 
@@ -40,35 +52,56 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
     numbers = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 99.0], [4.0, 5.0, 6.0]])
     logprobs = -numbers
     rollout = Rollout(
-        prompt_ids=torch.ones(3, 1).long(), prompt_mask=torch.ones(3, 1).bool(), response_ids=torch.ones(3, 3).long(),
-        response_mask=MASK, turn=torch.where(MASK, 0, -1), logprobs=logprobs,
-        behavior_logprobs=changes.get("behavior_logprobs", logprobs), finished=torch.tensor([True, False, True]),
+        prompt_ids=torch.ones(3, 1).long(),
+        prompt_mask=torch.ones(3, 1).bool(),
+        response_ids=torch.ones(3, 3).long(),
+        response_mask=MASK,
+        turn=torch.where(MASK, 0, -1),
+        logprobs=logprobs,
+        behavior_logprobs=changes.get("behavior_logprobs", logprobs),
+        finished=torch.tensor([True, False, True]),
         texts=["a", "b", "c"],
-    )  # fmt: skip
+    )
     raw = torch.tensor([[1.0], [0.0], [2.0]])
     scores = Scores(
-        score=changes.get("score", raw), raw=raw, parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
+        score=changes.get("score", raw),
+        raw=raw,
+        parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
         valid=torch.tensor([True, False, True]),
-    )  # fmt: skip
+    )
     targets = Targets(
-        rewards=numbers, values=2 * numbers, final_values=torch.zeros(3), ref_logprobs=-2 * numbers, advantages=numbers,
-        returns=3 * numbers, loss_mask=MASK, value_mask=MASK, weights=changes.get("weights", torch.ones(3, 3)),
-        draws=torch.tensor([2, 0, 1]),
-    )  # fmt: skip
+        rewards=numbers,
+        values=2 * numbers,
+        final_values=torch.zeros(3),
+        ref_logprobs=-2 * numbers,
+        advantages=numbers,
+        returns=3 * numbers,
+        loss_mask=MASK,
+        value_mask=MASK,
+        behavior_weights=changes.get("weights", torch.ones(3, 3)),
+        sample_counts=torch.tensor([2, 0, 1]),
+    )
     return rollout, scores, targets
 
 
 def test_numbers_of_a_hand_worked_buffer() -> None:
     found = rollout_metrics(*buffer(), kl_coef=0.25)
-    mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over own tokens, not over rows
+    mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over action tokens, not over rows
     assert found == pytest.approx(
         {
-            "rollout/logprob": -mean, "targets/reward": mean, "targets/return": 3 * mean,
-            "kl/reference": mean, "kl/reward_coef": 0.25, "rollout/response_length": 2.0,
-            "rollout/truncated_share": 1 / 3, "score/failed_share": 1 / 3,
-            "score/mean": 1.5, "score/std": 0.5**0.5, "score/part/exact": 1.0,
+            "rollout/logprob": -mean,
+            "targets/reward": mean,
+            "targets/return": 3 * mean,
+            "kl/reference": mean,
+            "kl/reward_coef": 0.25,
+            "rollout/response_length": 2.0,
+            "rollout/truncated_share": 1 / 3,
+            "score/failed_share": 1 / 3,
+            "score/mean": 1.5,
+            "score/std": 0.5**0.5,
+            "score/part/exact": 1.0,
         }
-    )  # fmt: skip
+    )
     assert all(is_documented(f"low/{name}") for name in found)
 
 
@@ -87,10 +120,12 @@ def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:
     found = target_metrics(rollout, replace(targets, advantages=silent), has_values=True)
     assert found == pytest.approx(
         {
-            "targets/value": 7.0, "targets/silent_share": 1 / 3, "targets/drawn_share": 2 / 3,
+            "targets/value": 7.0,
+            "targets/zero_advantage_fraction": 1 / 3,
+            "targets/drawn_share": 2 / 3,
             "targets/advantage_spread": torch.tensor([1.0, 2.0, 0.0, 4.0, 5.0, 6.0]).std().item(),
         }
-    )  # fmt: skip
+    )
     assert all(is_documented(f"low/{name}") for name in found)
     assert "targets/value" not in target_metrics(rollout, targets, has_values=False)
 

@@ -34,13 +34,24 @@ from ippo_cli.training.preflight import (
 from ippo_cli.training.process import run_training
 
 SEVEN_B = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
-    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
-    "max_position_embeddings": 32768, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 HUGE = SEVEN_B | {
-    "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 4, "num_attention_heads": 32,
-}  # fmt: skip
+    "hidden_size": 32768,
+    "intermediate_size": 131072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+}
 
 
 def model_folder(root: Path, shape: dict[str, Any]) -> Path:
@@ -55,10 +66,18 @@ def jsonl_overrides(root: Path, model: Path, *more: str) -> list[str]:
     data = root / "data.jsonl"
     data.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}"}}\n' for n in range(32)))
     return [
-        "task=jsonl", f"task.train={data}", f"task.eval={data}", "task.agents.solo.template='{question} = '",
-        "task.agents.solo.answer='{answer}'", "actor=full", f"actor.model={model}", "rollout.buffer_size=32",
-        "tracker.console=plain", f"output_dir={root}", *more,
-    ]  # fmt: skip
+        "task=jsonl",
+        f"task.train={data}",
+        f"task.eval={data}",
+        "task.agents.solo.template='{question} = '",
+        "task.agents.solo.answer='{answer}'",
+        "actor=full",
+        f"actor.model={model}",
+        "rollout.buffer_size=32",
+        "tracker.console=plain",
+        f"output_dir={root}",
+        *more,
+    ]
 
 
 def jsonl_config(root: Path, model: Path, *more: str) -> Config:
@@ -136,8 +155,15 @@ def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_loo
 
 
 def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp_path, capsys) -> None:
-    config = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "launch.processes=8", "critic=none",
-                          "algorithm=grpo", "algorithm.mini_batch_size=32", "rollout.num_generations=4")  # fmt: skip
+    config = jsonl_config(
+        tmp_path,
+        model_folder(tmp_path, SEVEN_B),
+        "launch.processes=8",
+        "critic=none",
+        "algorithm=grpo",
+        "algorithm.mini_batch_size=32",
+        "rollout.num_generations=4",
+    )
     material, memory = needs(config, ranks=8)
     assert material.shapes["solo"].actor.parameters == 7_615_616_512
     assert memory.certain == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), "the engine, and a whole reference"
@@ -156,17 +182,22 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
     _, before = needs(config)
     assert set(LOWERED_BY) == set(before.phases)
     for phase, group, key, lower in (
-        ("rollout", "rollout", "decode_batch_size", 2), ("rollout", "rollout", "max_prompt_tokens", 16),
-        ("targets", "deepspeed", "scoring_batch_tokens", 64), ("targets", "deepspeed", "logit_chunk_tokens", 16),
+        ("rollout", "rollout", "decode_batch_size", 2),
+        ("rollout", "rollout", "max_prompt_tokens", 16),
+        ("targets", "deepspeed", "forward_batch_tokens", 64),
+        ("targets", "deepspeed", "logit_chunk_tokens", 16),
         ("update", "deepspeed", "micro_batch_tokens", 64),
-    ):  # fmt: skip
+    ):
         assert f"{group}.{key}" in LOWERED_BY[phase]
         _, after = needs(replace(config, **{group: replace(getattr(config, group), **{key: lower})}))
         assert after.phases[phase] < before.phases[phase], key
     recomputing, _ = small_config(
-        tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4",
-        "actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true",
-    )  # fmt: skip
+        tmp_path,
+        "deepspeed.micro_batch_tokens=4096",
+        "actor.num_layers=4",
+        "actor.gradient_checkpointing=true",
+        "critic.gradient_checkpointing=true",
+    )
     _, after = needs(recomputing)
     assert after.phases["update"] < before.phases["update"]
 

@@ -35,14 +35,31 @@ def test_gsm8k_runs_with_a_small_model_and_its_own_reward_or_a_function(tmp_path
     (tmp_path / "mine.py").write_text(FUNCTION)
     function = ["reward=function", f"reward.function={tmp_path / 'mine.py'}:lengths"] if chat == "false" else []
     overrides = [
-        "task=gsm8k", f"task.train={GSM8K / 'train.jsonl'}", f"task.eval={GSM8K / 'test.jsonl'}", "task.train_size=64",
-        "task.eval_size=19", f"task.chat_template={chat}", "actor=full", f"actor.model={tmp_path / 'model'}",
-        "actor.dtype=bf16", "actor.learning_rate=1e-4", *function, "algorithm=ppo",
-        "rollout.buffer_size=8", "rollout.num_generations=2",
-        "algorithm.mini_batch_size=4", "rollout.max_new_tokens=12", "num_iterations=null", "num_epochs=0.1",
-        "evaluation.every=0", "tracker.tensorboard=false", "tracker.console=plain", f"output_dir={tmp_path}",
-        "algorithm.kl.loss.coef=0.01", "actor.gradient_checkpointing=true",
-    ]  # fmt: skip
+        "task=gsm8k",
+        f"task.train={GSM8K / 'train.jsonl'}",
+        f"task.eval={GSM8K / 'test.jsonl'}",
+        "task.train_size=64",
+        "task.eval_size=19",
+        f"task.chat_template={chat}",
+        "actor=full",
+        f"actor.model={tmp_path / 'model'}",
+        "actor.dtype=bf16",
+        "actor.learning_rate=1e-4",
+        *function,
+        "algorithm=ppo",
+        "rollout.buffer_size=8",
+        "rollout.num_generations=2",
+        "algorithm.mini_batch_size=4",
+        "rollout.max_new_tokens=12",
+        "num_iterations=null",
+        "num_epochs=0.1",
+        "evaluation.every=0",
+        "tracker.tensorboard=false",
+        "tracker.console=plain",
+        f"output_dir={tmp_path}",
+        "algorithm.kl.loss.coef=0.01",
+        "actor.gradient_checkpointing=true",
+    ]
     plain = resolve(compose_node(overrides))
     config = typed(plain)
     check(config, 1)

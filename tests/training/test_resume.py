@@ -34,10 +34,18 @@ CALLS = 3 * 2 + ITERATIONS  # evaluations before, in the middle and at the end, 
 
 def overrides(root: Path) -> list[str]:
     (root / "reward.py").write_text(REWARD)
-    return ["reward=function", f"reward.function={root / 'reward.py'}:reward", "algorithm=ppo",
-            "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1", "algorithm.kl.reward.target=0.05",
-            "algorithm.kl.reward.horizon=10000", "reward.processor=[running_zscore]",
-            "actor.lr_schedule=cosine", "actor.warmup_iterations=1"]  # fmt: skip
+    return [
+        "reward=function",
+        f"reward.function={root / 'reward.py'}:reward",
+        "algorithm=ppo",
+        "algorithm.mini_batch_size=8",
+        "algorithm.kl.reward.coef=0.1",
+        "algorithm.kl.reward.target=0.05",
+        "algorithm.kl.reward.horizon=10000",
+        "reward.processor=[running_zscore]",
+        "actor.lr_schedule=cosine",
+        "actor.warmup_iterations=1",
+    ]
 
 
 @pytest.mark.slow

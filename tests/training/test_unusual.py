@@ -54,23 +54,44 @@ def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
 
 
 CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
-    "cut from the start": ("truncated", 1, lambda _: {"rollout/truncated_share": 1.0},
-                           "every response of low was cut at rollout.max_new_tokens=8"),
+    "cut from the start": (
+        "truncated",
+        1,
+        lambda _: {"rollout/truncated_share": 1.0},
+        "every response of low was cut at rollout.max_new_tokens=8",
+    ),
     "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_share": float(n >= 70)}, "low"),
-    "one score for all": ("equal_scores", 3, lambda _: {"score/std": 0.0, "score/mean": 0.0},
-                          "all responses of low that are compared have equal scores in iterations 1 to 3"),
-    "groups of equal scores": ("equal_scores", 3, lambda _: {"targets/silent_share": 1.0}, "iterations 1 to 3"),
-    "collapsed": ("equal_scores", 49, lambda n: {"score/std": 0.0, "score/mean": 0.2} if n >= 40 else {},
-                  "iterations 40 to 49"),
+    "one score for all": (
+        "equal_scores",
+        3,
+        lambda _: {"score/std": 0.0, "score/mean": 0.0},
+        "all responses of low that are compared have equal scores in iterations 1 to 3",
+    ),
+    "groups of equal scores": (
+        "equal_scores",
+        3,
+        lambda _: {"targets/zero_advantage_fraction": 1.0},
+        "iterations 1 to 3",
+    ),
+    "collapsed": (
+        "equal_scores",
+        49,
+        lambda n: {"score/std": 0.0, "score/mean": 0.2} if n >= 40 else {},
+        "iterations 40 to 49",
+    ),
     "no better": ("no_progress", 50, lambda n: {"score/mean": 0.5 + 0.002 * (-1) ** n}, "(0.500 -> 0.500)"),
     "worse": ("no_progress", 50, lambda n: {"score/mean": 0.5 - 0.002 * n}, "the score of low has not risen in 50"),
-    "a critic that knows nothing": ("explained_variance", 50, lambda n: {"value/explained_variance": 0.001 * (n % 3)},
-                                    "explained_variance of low is 0.00 after 50 iterations"),
+    "a critic that knows nothing": (
+        "explained_variance",
+        50,
+        lambda n: {"value/explained_variance": 0.001 * (n % 3)},
+        "explained_variance of low is 0.00 after 50 iterations",
+    ),
     "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
     "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
     "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was no finite"),
     "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were left"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,8 +135,10 @@ def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> N
 
 def test_a_probe_whose_answers_are_as_long_as_its_limit_is_not_warned_of() -> None:
     probe = typed(resolve(compose_node(["task=probe_constant"])))
-    rows = [{key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
-            for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})]  # fmt: skip
+    rows = [
+        {key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
+        for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})
+    ]
     assert told(rows, probe) == {}
 
 
@@ -126,10 +149,16 @@ def test_a_chat_template_that_no_prompt_is_in_is_found(config: Config) -> None:
         tokenizer.chat_template = template
         return unused_templates(
             PromptStream(
-                [{"letters": "abc"}], config.task.agents, {"low": tokenizer}, seed=0, prompts_per_iteration=1,
-                num_generations=1, max_prompt_tokens=9, chat_template=used,
+                [{"letters": "abc"}],
+                config.task.agents,
+                {"low": tokenizer},
+                seed=0,
+                prompts_per_iteration=1,
+                num_generations=1,
+                max_prompt_tokens=9,
+                chat_template=used,
             )
-        )  # fmt: skip
+        )
 
     assert unused("{{ messages[0].content }}<end>", used=False) == ["low"]
     assert unused("{{ messages[0].content }}<end>", used=True) == []

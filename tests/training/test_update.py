@@ -41,8 +41,14 @@ def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, 
 
 @pytest.mark.slow
 def test_the_ratio_is_one_before_the_first_step(tmp_path):
-    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.temperature=0.7",
-                           "rollout.top_p=0.9", "actor.learning_rate=0.01")  # fmt: skip
+    row, _ = one_iteration(
+        tmp_path,
+        "algorithm=ppo",
+        "algorithm.mini_batch_size=8",
+        "rollout.temperature=0.7",
+        "rollout.top_p=0.9",
+        "actor.learning_rate=0.01",
+    )
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] < 1e-4
         assert row[f"{agent}/policy/ratio_max_deviation"] > 1e-3  # later steps of the epoch did move the policy
@@ -65,8 +71,14 @@ def test_the_critic_alone_moves_during_its_warmup(tmp_path):
 
 @pytest.mark.slow
 def test_target_kl_ends_the_epochs_early(tmp_path):
-    row, _ = one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=4", "algorithm.ppo_epochs=4",
-                           "actor.learning_rate=0.05", "algorithm.target_kl=0.0001")  # fmt: skip
+    row, _ = one_iteration(
+        tmp_path,
+        "algorithm=ppo",
+        "algorithm.mini_batch_size=4",
+        "algorithm.ppo_epochs=4",
+        "actor.learning_rate=0.05",
+        "algorithm.target_kl=0.0001",
+    )
     assert row["low/policy/stopped_early"] == 1
     assert 2 <= row["low/policy/steps"] < 16
     assert row["low/value/steps"] == 16
@@ -103,7 +115,7 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["reward.overlap_rows=3", "deepspeed.scoring_batch_tokens=20"])
+@pytest.mark.parametrize("key", ["reward.reward_batch_rows=3", "deepspeed.forward_batch_tokens=20"])
 def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path, key):
     rows = [
         one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1", *keys)[
@@ -120,9 +132,12 @@ def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(t
 def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
     """The ratio is then exactly 1 before the first step, and the sampler's own numbers are close and apart."""
     row, _ = one_iteration(
-        tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.recompute_logprobs=true",
+        tmp_path,
+        "algorithm=ppo",
+        "algorithm.mini_batch_size=8",
+        "rollout.recompute_logprobs=true",
         "algorithm.behavior_correction.level=token",
-    )  # fmt: skip
+    )
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5

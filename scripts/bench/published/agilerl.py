@@ -44,8 +44,9 @@ def repeated(c: Case) -> Tensor:
 def by_turn(reading: str, *, whiten: bool) -> Side:
     def ours(c: Case) -> tuple[Tensor, Tensor]:
         rewards = place_scores(c.turn_scores, c.mask, c.turn)
-        advantages, returns = turn_gae(rewards, c.values, c.mask, c.turn, gamma=c.gamma, gae_lambda=c.gae_lambda,
-                                       turn_value=READINGS[reading])  # fmt: skip
+        advantages, returns = turn_gae(
+            rewards, c.values, c.mask, c.turn, gamma=c.gamma, gae_lambda=c.gae_lambda, turn_value=READINGS[reading]
+        )
         if whiten:
             ends = last_tokens(c)
             moments = masked_mean(advantages, ends), masked_var(advantages, ends)
@@ -72,16 +73,19 @@ def their_by_token(c: Case) -> tuple[Tensor, Tensor]:
 
 def turn_by_turn(c: Case) -> tuple[Tensor, Tensor]:
     """Our GAE of each turn as if it were alone in its row."""
-    results = [gae(c.rewards, c.values, c.turn == turn, gamma=c.gamma, gae_lambda=c.gae_lambda)
-               for turn in range(int(c.turn.max()) + 1)]  # fmt: skip
+    results = [
+        gae(c.rewards, c.values, c.turn == turn, gamma=c.gamma, gae_lambda=c.gae_lambda)
+        for turn in range(int(c.turn.max()) + 1)
+    ]
     return sum((a for a, _ in results), torch.zeros_like(c.m)), sum((r for _, r in results), torch.zeros_like(c.m))
 
 
 def to_go(c: Case) -> Tensor:
     """Later turns' scores, z-scored over turns."""
     rewards = place_scores(c.turn_scores, c.mask, c.turn)
-    found, _ = turn_gae(rewards, torch.zeros_like(rewards), c.mask, c.turn, gamma=c.gamma, gae_lambda=1.0,
-                        turn_value="first")  # fmt: skip
+    found, _ = turn_gae(
+        rewards, torch.zeros_like(rewards), c.mask, c.turn, gamma=c.gamma, gae_lambda=1.0, turn_value="first"
+    )
     ends = last_tokens(c)
     return masked_whiten(found, c.mask, moments=(masked_mean(found, ends), masked_var(found, ends)))
 
@@ -160,34 +164,89 @@ def their_values(reading: str, unit: str) -> Side:
 
 
 COMPARISONS = (
-    *(Comparison(what=f"turn GAE and returns, turn_value={ours}, as it is and whitened", on=("holes", "empty rows"),
-                 ours=joined(by_turn(theirs, whiten=False), by_turn(theirs, whiten=True)), tolerance=SINGLE,
-                 theirs=joined(their_by_turn(theirs, whiten=False), their_by_turn(theirs, whiten=True)))
-      for theirs, ours in READINGS.items()),
-    Comparison(what="GAE and returns over tokens", ours=tokens, theirs=their_by_token, on=("plain",),
-               tolerance=SINGLE),
-    Comparison(what="GAE and returns over tokens", ours=tokens, theirs=their_by_token, tolerance=SINGLE,
-               known=BROKEN, translated=turn_by_turn),
+    *(
+        Comparison(
+            what=f"turn GAE and returns, turn_value={ours}, as it is and whitened",
+            on=("holes", "empty rows"),
+            ours=joined(by_turn(theirs, whiten=False), by_turn(theirs, whiten=True)),
+            tolerance=SINGLE,
+            theirs=joined(their_by_turn(theirs, whiten=False), their_by_turn(theirs, whiten=True)),
+        )
+        for theirs, ours in READINGS.items()
+    ),
+    Comparison(what="GAE and returns over tokens", ours=tokens, theirs=their_by_token, on=("plain",), tolerance=SINGLE),
+    Comparison(
+        what="GAE and returns over tokens",
+        ours=tokens,
+        theirs=their_by_token,
+        tolerance=SINGLE,
+        known=BROKEN,
+        translated=turn_by_turn,
+    ),
     Comparison(what="REINFORCE over turns, z-scored", ours=to_go, theirs=their_to_go, tolerance=SINGLE),
-    Comparison(what="GRPO", ours=grpo, theirs=their_grpo("mean_std"), translated=with_epsilon(1e-8),
-               known="1e-8 beside the deviation; ours is 1e-6"),
-    Comparison(what="Dr. GRPO", ours=lambda c: group_normalized(c.score, c.blocks, scale_by_std=False),
-               theirs=their_grpo("mean_only")),
-    Comparison(what="policy loss by token and gradient", ours=surrogate("token", "sum"),
-               theirs=their_surrogate("token", "sum"), on=("empty rows",)),
-    *(Comparison(what=f"policy loss by turn, {pooling} of log-ratios, and gradient", ours=surrogate("turn", pooling),
-                 theirs=their_surrogate("turn", pooling), tolerance=SINGLE, known=UNITS,
-                 translated=surrogate("turn", pooling, last_tokens)) for pooling in ("mean", "sum")),
-    Comparison(what="policy loss by response (GSPO) and gradient", ours=surrogate("sequence", "mean"),
-               theirs=their_surrogate("sequence", "mean"), on=("empty rows",)),
+    Comparison(
+        what="GRPO",
+        ours=grpo,
+        theirs=their_grpo("mean_std"),
+        translated=with_epsilon(1e-8),
+        known="1e-8 beside the deviation; ours is 1e-6",
+    ),
+    Comparison(
+        what="Dr. GRPO",
+        ours=lambda c: group_normalized(c.score, c.blocks, scale_by_std=False),
+        theirs=their_grpo("mean_only"),
+    ),
+    Comparison(
+        what="policy loss by token and gradient",
+        ours=surrogate("token", "sum"),
+        theirs=their_surrogate("token", "sum"),
+        on=("empty rows",),
+    ),
+    *(
+        Comparison(
+            what=f"policy loss by turn, {pooling} of log-ratios, and gradient",
+            ours=surrogate("turn", pooling),
+            theirs=their_surrogate("turn", pooling),
+            tolerance=SINGLE,
+            known=UNITS,
+            translated=surrogate("turn", pooling, last_tokens),
+        )
+        for pooling in ("mean", "sum")
+    ),
+    Comparison(
+        what="policy loss by response (GSPO) and gradient",
+        ours=surrogate("sequence", "mean"),
+        theirs=their_surrogate("sequence", "mean"),
+        on=("empty rows",),
+    ),
     Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl),
-    Comparison(what="KL k3 as a penalty, bounded, and gradient", ours=kl("k3"), theirs=their_bounded_kl, on=("far",),
-               known=BOUNDED, translated=bounded_kl),
-    Comparison(what="value loss by token, clipped, and gradient", ours=values(lambda c: c.low), on=("empty rows",),
-               theirs=their_values("mean", "token")),
-    *(Comparison(what=f"value loss by turn, turn_value={ours}, clipped, and gradient", ours=turn_values(theirs),
-                 theirs=their_values(theirs, "turn"), tolerance=SINGLE) for theirs, ours in READINGS.items()),
-    Comparison(what="whitening", ours=lambda c: masked_whiten(c.rewards, c.mask),
-               tolerance=EPSILON,
-               theirs=lambda c: c.kept(llm_utils.masked_whiten(c.rewards, c.mask))),
-)  # fmt: skip
+    Comparison(
+        what="KL k3 as a penalty, bounded, and gradient",
+        ours=kl("k3"),
+        theirs=their_bounded_kl,
+        on=("far",),
+        known=BOUNDED,
+        translated=bounded_kl,
+    ),
+    Comparison(
+        what="value loss by token, clipped, and gradient",
+        ours=values(lambda c: c.low),
+        on=("empty rows",),
+        theirs=their_values("mean", "token"),
+    ),
+    *(
+        Comparison(
+            what=f"value loss by turn, turn_value={ours}, clipped, and gradient",
+            ours=turn_values(theirs),
+            theirs=their_values(theirs, "turn"),
+            tolerance=SINGLE,
+        )
+        for theirs, ours in READINGS.items()
+    ),
+    Comparison(
+        what="whitening",
+        ours=lambda c: masked_whiten(c.rewards, c.mask),
+        tolerance=EPSILON,
+        theirs=lambda c: c.kept(llm_utils.masked_whiten(c.rewards, c.mask)),
+    ),
+)

@@ -46,7 +46,7 @@ KINDS = {
 class Case:
     """One batch of B rows: noise everywhere, off the mask as well, so that whoever reads there is found out."""
 
-    mask: Tensor  # [B, R] bool: own tokens
+    mask: Tensor  # [B, R] bool: action tokens
     turn: Tensor  # [B, R] int64: 0, 1, 2 .. without gaps, -1 off the mask
     group: Tensor  # [B] int64: labels in any order, of unequal sizes
     block: int  # rows // block groups of consecutive rows
@@ -97,12 +97,15 @@ class Case:
         return torch.where(self.mask, x, 0.0)
 
     def on_tokens(self, rows: Tensor) -> Tensor:
-        """One number per row on each of its own tokens."""
+        """One number per row on each of its action tokens."""
         return rows[:, None] * self.m
 
     def to(self, dtype: torch.dtype) -> Case:
-        real = {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)
-                and value.is_floating_point()}  # fmt: skip
+        real = {
+            one.name: value
+            for one in fields(self)
+            if isinstance(value := getattr(self, one.name), Tensor) and value.is_floating_point()
+        }
         return replace(self, **{name: value.to(dtype) for name, value in real.items()})
 
 
@@ -136,15 +139,34 @@ def make_case(seed: int, kind: str) -> Case:
     old = -noise().abs() * 1.5
     apart = 15.0 if like.far else 0.4
     return Case(
-        mask=mask, turn=turn, group=group, block=block, logits=2 * noise(rows, width, VOCABULARY),
+        mask=mask,
+        turn=turn,
+        group=group,
+        block=block,
+        logits=2 * noise(rows, width, VOCABULARY),
         ids=torch.randint(0, VOCABULARY, (rows, width), generator=generator),
-        old=old, new=old + apart * noise(), ref=old + apart * noise(), sampler=old + apart * noise(),
-        advantages=noise(), row_advantages=noise(rows), rewards=noise(), values=noise(), new_values=noise(),
-        returns=noise(), score=score, greedy=noise(rows), turn_scores=noise(rows, int(turn.max()) + 2),
-        gamma=(1.0, 0.99, 0.9)[integer(0, 2)], gae_lambda=(1.0, 0.95, 0.5)[integer(0, 2)],
-        low=real(0.1, 0.3), high=real(0.1, 0.4), dual=real(1.5, 4.0), value_clip=real(0.1, 0.8),
-        coef=real(0.01, 0.5), cap=real(1.1, 3.0),
-    )  # fmt: skip
+        old=old,
+        new=old + apart * noise(),
+        ref=old + apart * noise(),
+        sampler=old + apart * noise(),
+        advantages=noise(),
+        row_advantages=noise(rows),
+        rewards=noise(),
+        values=noise(),
+        new_values=noise(),
+        returns=noise(),
+        score=score,
+        greedy=noise(rows),
+        turn_scores=noise(rows, int(turn.max()) + 2),
+        gamma=(1.0, 0.99, 0.9)[integer(0, 2)],
+        gae_lambda=(1.0, 0.95, 0.5)[integer(0, 2)],
+        low=real(0.1, 0.3),
+        high=real(0.1, 0.4),
+        dual=real(1.5, 4.0),
+        value_clip=real(0.1, 0.8),
+        coef=real(0.01, 0.5),
+        cap=real(1.1, 3.0),
+    )
 
 
 def _mask(rows: int, width: int, like: Kind, generator: torch.Generator) -> Tensor:
@@ -163,7 +185,7 @@ def _mask(rows: int, width: int, like: Kind, generator: torch.Generator) -> Tens
 
 
 def _turns(mask: Tensor) -> Tensor:
-    """Every stretch of own tokens is a turn."""
+    """Every stretch of action tokens is a turn."""
     starts = mask.clone()
     starts[:, 1:] &= ~mask[:, :-1]
     return torch.where(mask, starts.cumsum(1) - 1, -1)

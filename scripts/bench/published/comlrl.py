@@ -91,8 +91,10 @@ def zscored(c: Case) -> Tensor:
 
 
 def their_zscored(c: Case) -> Tensor:
-    samples = [SimpleNamespace(metadata={"adv_target": target[None]}, returns=target[None], old_value=value[None])
-               for target, value in zip(c.score, c.greedy, strict=True)]  # fmt: skip
+    samples = [
+        SimpleNamespace(metadata={"adv_target": target[None]}, returns=target[None], old_value=value[None])
+        for target, value in zip(c.score, c.greedy, strict=True)
+    ]
     IACTrainer._prepare_advantages(SimpleNamespace(args=SimpleNamespace(advantage_normalization=True)), samples)
     return torch.cat([sample.normalized_advantage for sample in samples])
 
@@ -125,20 +127,31 @@ def their_step(c: Case) -> tuple[Tensor, Tensor]:
     """Their whole update with an optimizer that leaves gradients where they are."""
     new, value = c.new.detach().requires_grad_(), c.turn_scores[:, 0].detach().requires_grad_()
     samples = [
-        SimpleNamespace(full_input_ids=c.ids[row], attention_mask=c.mask[row], prompt_len=row, response_len=0,
-                        old_value=c.greedy[row : row + 1], old_logprob=c.score[row : row + 1],
-                        normalized_advantage=c.row_advantages[row : row + 1], returns=c.score[row : row + 1],
-                        metadata={"value_target": c.score[row : row + 1]})
+        SimpleNamespace(
+            full_input_ids=c.ids[row],
+            attention_mask=c.mask[row],
+            prompt_len=row,
+            response_len=0,
+            old_value=c.greedy[row : row + 1],
+            old_logprob=c.score[row : row + 1],
+            normalized_advantage=c.row_advantages[row : row + 1],
+            returns=c.score[row : row + 1],
+            metadata={"value_target": c.score[row : row + 1]},
+        )
         for row in range(len(c.mask))
-    ]  # fmt: skip
+    ]
     idle = SimpleNamespace(zero_grad=lambda: None, step=lambda: None)
     args = SimpleNamespace(use_separate_critic=False, value_clip_range=c.value_clip, value_loss_coef=c.coef)
     cpu = torch.device("cpu")
     reads = SimpleNamespace(
-        agents=[None], agent_optimizers=[idle], args=args, agent_devices=[cpu], _critic_device=lambda agent: cpu,
+        agents=[None],
+        agent_optimizers=[idle],
+        args=args,
+        agent_devices=[cpu],
+        _critic_device=lambda agent: cpu,
         _policy_eval=lambda model, ids, mask, row, *rest, **named: (c.kept(new)[row].sum()[None], None),
         _value_for_critic_type=lambda model, ids, mask, row, lengths: value[row : row + 1],
-    )  # fmt: skip
+    )
     IACTrainer._ac_step(reads, 0, samples)
     assert new.grad is not None
     assert value.grad is not None
@@ -146,18 +159,36 @@ def their_step(c: Case) -> tuple[Tensor, Tensor]:
 
 
 COMPARISONS = (
-    Comparison(what="log-probability of a response", theirs=their_response_logprobs, on=("plain",),
-               ours=lambda c: response_logprobs(c, c.logits).sum(dim=1)),
-    Comparison(what="KL of a response (k3, summed)", ours=response_kl(0.1), theirs=their_response_kl(0.1),
-               on=("plain",)),
-    Comparison(what="KL of a response (k3, summed), far from the reference", ours=response_kl(1.0), on=("plain",),
-               theirs=their_response_kl(1.0), known="not bounded; ours is, to 10 per token",
-               translated=unbounded_kl(1.0)),
-    Comparison(what="MAGRPO: score less the mean", theirs=against_all("mean"),
-               ours=lambda c: group_normalized(c.score, one_group(c), scale_by_std=False)),
+    Comparison(
+        what="log-probability of a response",
+        theirs=their_response_logprobs,
+        on=("plain",),
+        ours=lambda c: response_logprobs(c, c.logits).sum(dim=1),
+    ),
+    Comparison(
+        what="KL of a response (k3, summed)", ours=response_kl(0.1), theirs=their_response_kl(0.1), on=("plain",)
+    ),
+    Comparison(
+        what="KL of a response (k3, summed), far from the reference",
+        ours=response_kl(1.0),
+        on=("plain",),
+        theirs=their_response_kl(1.0),
+        known="not bounded; ours is, to 10 per token",
+        translated=unbounded_kl(1.0),
+    ),
+    Comparison(
+        what="MAGRPO: score less the mean",
+        theirs=against_all("mean"),
+        ours=lambda c: group_normalized(c.score, one_group(c), scale_by_std=False),
+    ),
     Comparison(what="MARLOO", ours=lambda c: leave_one_out(c.score, one_group(c)), theirs=against_all("rloo")),
-    Comparison(what="IAC: z-scored advantages", ours=zscored, theirs=their_zscored, tolerance=SINGLE,
-               known="the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)",
-               translated=lambda c: zscored(c) * (len(c.score) / (len(c.score) - 1)) ** 0.5),
+    Comparison(
+        what="IAC: z-scored advantages",
+        ours=zscored,
+        theirs=their_zscored,
+        tolerance=SINGLE,
+        known="the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)",
+        translated=lambda c: zscored(c) * (len(c.score) / (len(c.score) - 1)) ** 0.5,
+    ),
     Comparison(what="IAC: an update's gradients, value clip on", ours=step, theirs=their_step),
-)  # fmt: skip
+)

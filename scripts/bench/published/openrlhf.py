@@ -24,7 +24,7 @@ from published.ours import (
     tokens,
     values,
     with_epsilon,
-)  # fmt: skip
+)
 from torch import Tensor
 
 from ippo_cli.formulas import (
@@ -88,18 +88,27 @@ def their_advantages(estimator: str, coef: float = 0.0) -> Side:
     """The whole of their way from scores to advantages, for one batch of responses."""
 
     def theirs(c: Case) -> Tensor:
-        batch = SimpleNamespace(rewards=c.score, index=list(range(len(c.score))), info={}, values=c.values,
-                                kl=c.old - c.ref, action_mask=c.m)  # fmt: skip
+        batch = SimpleNamespace(
+            rewards=c.score,
+            index=list(range(len(c.score))),
+            info={},
+            values=c.values,
+            kl=c.old - c.ref,
+            action_mask=c.m,
+        )
         advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=c.gae_lambda, no_std_norm=False)
         args = SimpleNamespace(
-            algo=SimpleNamespace(advantage=advantage), reward=SimpleNamespace(clip_range=None),
+            algo=SimpleNamespace(advantage=advantage),
+            reward=SimpleNamespace(clip_range=None),
             rollout=SimpleNamespace(n_samples_per_prompt=c.block),
-        )  # fmt: skip
+        )
         maker = SimpleNamespace(
-            strategy=SimpleNamespace(args=args), advantage_estimator=estimator, kl_ctl=SimpleNamespace(value=coef),
+            strategy=SimpleNamespace(args=args),
+            advantage_estimator=estimator,
+            kl_ctl=SimpleNamespace(value=coef),
             get_advantages_and_returns=lambda *given: RemoteExperienceMaker.get_advantages_and_returns(None, *given),
             get_cumulative_returns=lambda *given: RemoteExperienceMaker.get_cumulative_returns(None, *given),
-        )  # fmt: skip
+        )
         (done,) = RemoteExperienceMaker.compute_advantages_and_returns(maker, [batch])
         return c.kept(done.advantages)
 
@@ -134,16 +143,23 @@ def corrected(c: Case, weights: Tensor) -> Tensor:
 
 def their_corrected(level: str, mode: str, low: Callable[[Case], float]) -> Side:
     def theirs(c: Case) -> Tensor:
-        objective = PolicyLoss(c.low, c.high, is_correction_level=level, is_correction_mode=mode,
-                               is_correction_threshold=(low(c), c.cap))  # fmt: skip
+        objective = PolicyLoss(
+            c.low, c.high, is_correction_level=level, is_correction_mode=mode, is_correction_threshold=(low(c), c.cap)
+        )
         return objective(c.new, c.old, c.advantages, c.m, c.sampler)[0]
 
     return theirs
 
 
 def weights(c: Case, *, banded: bool, level: str = "token") -> Tensor:
-    return behavior_weights(c.old, c.sampler, c.mask, level=level, cap=float("inf") if banded else c.cap,
-                            band=(c.low, c.cap) if banded else None)  # fmt: skip
+    return behavior_weights(
+        c.old,
+        c.sampler,
+        c.mask,
+        level=level,
+        cap=float("inf") if banded else c.cap,
+        band=(c.low, c.cap) if banded else None,
+    )
 
 
 def gated_by_mean(c: Case) -> Tensor:
@@ -174,69 +190,147 @@ def reward(c: Case) -> Tensor:
 COMPARISONS = (
     Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, on=("plain",)),
     Comparison(what="GAE and returns", ours=tokens, theirs=their_gae, known=HOLES, translated=over_holes),
-    Comparison(what="GAE and returns at gamma = lambda = 1", ours=lambda c: tokens(undiscounted(c)),
-               theirs=lambda c: their_gae(undiscounted(c))),
-    Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
-               theirs=their_to_go, on=("plain",)),
-    Comparison(what="reward-to-go", ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
-               theirs=their_to_go, known=HOLES, translated=to_go_over_holes),
+    Comparison(
+        what="GAE and returns at gamma = lambda = 1",
+        ours=lambda c: tokens(undiscounted(c)),
+        theirs=lambda c: their_gae(undiscounted(c)),
+    ),
+    Comparison(
+        what="reward-to-go",
+        ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
+        theirs=their_to_go,
+        on=("plain",),
+    ),
+    Comparison(
+        what="reward-to-go",
+        ours=lambda c: reward_to_go(c.rewards, c.mask, gamma=c.gamma),
+        theirs=their_to_go,
+        known=HOLES,
+        translated=to_go_over_holes,
+    ),
     Comparison(what="RLOO", ours=rows(lambda c: leave_one_out(c.score, c.blocks)), theirs=their_advantages("rloo")),
-    Comparison(what="RLOO with KL in the reward", theirs=their_advantages("rloo", 0.3),
-               ours=rows(lambda c: leave_one_out(c.score - 0.3 * c.kept(c.old - c.ref).sum(1), c.blocks)),
-               known="the KL term stays out of the baseline and counts from the token on; ours is part of the score",
-               translated=rloo_with_kl),
-    Comparison(what="Dr. GRPO", ours=rows(lambda c: group_normalized(c.score, c.blocks, scale_by_std=False)),
-               theirs=their_advantages("dr_grpo")),
-    Comparison(what="GRPO (group_norm)", ours=rows(lambda c: group_normalized(c.score, c.blocks)),
-               theirs=their_advantages("group_norm"), 
-               known="1e-9 beside the deviation; ours is 1e-6", translated=rows(with_epsilon(1e-9))),
-    Comparison(what="REINFORCE++ with a baseline", ours=BASELINE,
-               theirs=their_advantages("reinforce_baseline"), tolerance=SINGLE, known=POPULATION,
-               translated=lambda c: as_population(BASELINE(c), c)),
-    Comparison(what="scores on the last own token less the KL term", ours=reward,
-               theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m))),
-    *(Comparison(what=f"policy loss{' with dual clip' if dual else ''}, {mode}, and gradient",
-                 ours=policy(mode, dual=dual),
-                 theirs=their_policy("ppo", dual=dual, by_token=by_token, advantages=per_token),
-                 on=("empty rows", "far"), tolerance=EPSILON)
-      for dual in (False, True) for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
-    Comparison(what="GSPO and gradient", ours=policy("seq-mean-token-mean", per_row, level="sequence"),
-               theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_row), tolerance=EPSILON),
-    Comparison(what="GSPO, an advantage per token, and gradient",
-               ours=policy("seq-mean-token-mean", per_token, level="sequence"),
-               theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_token), tolerance=EPSILON),
-    Comparison(what="policy loss, weights for a sampler that differs, truncated",
-               ours=lambda c: corrected(c, weights(c, banded=False)),
-               theirs=their_corrected("token", "clip", lambda c: 0.0)),
-    Comparison(what="policy loss, weights for a sampler that differs, in a band",
-               ours=lambda c: corrected(c, weights(c, banded=True)),
-               theirs=their_corrected("token", "mask", lambda c: c.low)),
-    Comparison(what="policy loss, weights by sequence, in a band",
-               ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
-               theirs=their_corrected("seq", "mask", lambda c: c.low),
-               translated=lambda c: corrected(c, gated_by_mean(c)),
-               known="the mean log-ratio decides and token weights apply; ours is the product in both places"),
-    Comparison(what="value loss, clipped, and gradient", ours=values(lambda c: c.value_clip),
-               theirs=lambda c: their_values(c, c.value_clip), on=("empty rows",)),
+    Comparison(
+        what="RLOO with KL in the reward",
+        theirs=their_advantages("rloo", 0.3),
+        ours=rows(lambda c: leave_one_out(c.score - 0.3 * c.kept(c.old - c.ref).sum(1), c.blocks)),
+        known="the KL term stays out of the baseline and counts from the token on; ours is part of the score",
+        translated=rloo_with_kl,
+    ),
+    Comparison(
+        what="Dr. GRPO",
+        ours=rows(lambda c: group_normalized(c.score, c.blocks, scale_by_std=False)),
+        theirs=their_advantages("dr_grpo"),
+    ),
+    Comparison(
+        what="GRPO (group_norm)",
+        ours=rows(lambda c: group_normalized(c.score, c.blocks)),
+        theirs=their_advantages("group_norm"),
+        known="1e-9 beside the deviation; ours is 1e-6",
+        translated=rows(with_epsilon(1e-9)),
+    ),
+    Comparison(
+        what="REINFORCE++ with a baseline",
+        ours=BASELINE,
+        theirs=their_advantages("reinforce_baseline"),
+        tolerance=SINGLE,
+        known=POPULATION,
+        translated=lambda c: as_population(BASELINE(c), c),
+    ),
+    Comparison(
+        what="scores on the last action token less the KL term",
+        ours=reward,
+        theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m)),
+    ),
+    *(
+        Comparison(
+            what=f"policy loss{' with dual clip' if dual else ''}, {mode}, and gradient",
+            ours=policy(mode, dual=dual),
+            theirs=their_policy("ppo", dual=dual, by_token=by_token, advantages=per_token),
+            on=("empty rows", "far"),
+            tolerance=EPSILON,
+        )
+        for dual in (False, True)
+        for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))
+    ),
+    Comparison(
+        what="GSPO and gradient",
+        ours=policy("seq-mean-token-mean", per_row, level="sequence"),
+        theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_row),
+        tolerance=EPSILON,
+    ),
+    Comparison(
+        what="GSPO, an advantage per token, and gradient",
+        ours=policy("seq-mean-token-mean", per_token, level="sequence"),
+        theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_token),
+        tolerance=EPSILON,
+    ),
+    Comparison(
+        what="policy loss, weights for a sampler that differs, truncated",
+        ours=lambda c: corrected(c, weights(c, banded=False)),
+        theirs=their_corrected("token", "clip", lambda c: 0.0),
+    ),
+    Comparison(
+        what="policy loss, weights for a sampler that differs, in a band",
+        ours=lambda c: corrected(c, weights(c, banded=True)),
+        theirs=their_corrected("token", "mask", lambda c: c.low),
+    ),
+    Comparison(
+        what="policy loss, weights by sequence, in a band",
+        ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
+        theirs=their_corrected("seq", "mask", lambda c: c.low),
+        translated=lambda c: corrected(c, gated_by_mean(c)),
+        known="the mean log-ratio decides and token weights apply; ours is the product in both places",
+    ),
+    Comparison(
+        what="value loss, clipped, and gradient",
+        ours=values(lambda c: c.value_clip),
+        theirs=lambda c: their_values(c, c.value_clip),
+        on=("empty rows",),
+    ),
     Comparison(what="value loss and gradient", ours=values(lambda c: None), theirs=lambda c: their_values(c, None)),
-    *(Comparison(what=f"aggregation, {mode}", ours=lambda c, mode=mode: aggregated(c.rewards, c, mode),
-                 theirs=lambda c, by_token=by_token: aggregate_loss(c.rewards, c.m, by_token), on=("empty rows",),
-                 tolerance=EPSILON)
-      for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))),
-    Comparison(what="aggregation, token-mean", ours=lambda c: aggregated(c.rewards, c, "token-mean"),
-               theirs=lambda c: aggregate_loss(c.rewards, c.m), on=("no token",),
-               known="0 / 0 without tokens; ours is 0"),
-    Comparison(what="KL k1, k2 and gradients", ours=joined(kl("k1"), kl("k2")), tolerance=SINGLE,
-               theirs=joined(their_kl("k1"), their_kl("k2"))),
-    Comparison(what="KL k1, k2 and gradients", ours=joined(kl("k1"), kl("k2")), tolerance=SINGLE, on=("far",),
-               theirs=joined(their_kl("k1"), their_kl("k2")), translated=joined(capped_kl("k1"), capped_kl("k2")),
-               known="bounded to +-10, where its gradient is 0; ours bounds k3 alone"),
+    *(
+        Comparison(
+            what=f"aggregation, {mode}",
+            ours=lambda c, mode=mode: aggregated(c.rewards, c, mode),
+            theirs=lambda c, by_token=by_token: aggregate_loss(c.rewards, c.m, by_token),
+            on=("empty rows",),
+            tolerance=EPSILON,
+        )
+        for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))
+    ),
+    Comparison(
+        what="aggregation, token-mean",
+        ours=lambda c: aggregated(c.rewards, c, "token-mean"),
+        theirs=lambda c: aggregate_loss(c.rewards, c.m),
+        on=("no token",),
+        known="0 / 0 without tokens; ours is 0",
+    ),
+    Comparison(
+        what="KL k1, k2 and gradients",
+        ours=joined(kl("k1"), kl("k2")),
+        tolerance=SINGLE,
+        theirs=joined(their_kl("k1"), their_kl("k2")),
+    ),
+    Comparison(
+        what="KL k1, k2 and gradients",
+        ours=joined(kl("k1"), kl("k2")),
+        tolerance=SINGLE,
+        on=("far",),
+        theirs=joined(their_kl("k1"), their_kl("k2")),
+        translated=joined(capped_kl("k1"), capped_kl("k2")),
+        known="bounded to +-10, where its gradient is 0; ours bounds k3 alone",
+    ),
     Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl("k3"), on=("holes", "far"), tolerance=SINGLE),
-    Comparison(what="KL k1+, k2+, k3+ (unbiased_gradient) and gradients", tolerance=SINGLE,
-               ours=joined(kl("k1+"), kl("k2+"), kl("k3+")),
-               theirs=joined(*(their_kl(one, straight=True) for one in ("k1", "k2", "k3")))),
+    Comparison(
+        what="KL k1+, k2+, k3+ (unbiased_gradient) and gradients",
+        tolerance=SINGLE,
+        ours=joined(kl("k1+"), kl("k2+"), kl("k3+")),
+        theirs=joined(*(their_kl(one, straight=True) for one in ("k1", "k2", "k3"))),
+    ),
     Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=lambda c: adapted(AdaptiveKLController, c)),
-    Comparison(what="tempered log-probabilities and gradient", ours=chosen(0, TEMPERATURE),
-               theirs=lambda c: graded(lambda logits: log_probs_from_logits(logits.clone(), c.ids, TEMPERATURE),
-                                       c.logits)),
-)  # fmt: skip
+    Comparison(
+        what="tempered log-probabilities and gradient",
+        ours=chosen(0, TEMPERATURE),
+        theirs=lambda c: graded(lambda logits: log_probs_from_logits(logits.clone(), c.ids, TEMPERATURE), c.logits),
+    ),
+)

@@ -38,7 +38,7 @@ def per_row(c: Case) -> Tensor:
 
 
 def outcome_rewards(c: Case) -> Tensor:
-    """Each row's score on its last own token."""
+    """Each row's score on its last action token."""
     return place_scores(c.score[:, None], c.mask, torch.where(c.mask, 0, -1))
 
 
@@ -65,8 +65,15 @@ def policy(
 
     def loss(new: Tensor, c: Case) -> Tensor:
         logratio = pool_logratio(new, c.old, c.mask, c.turn, level=level, pooling=pooling)
-        each = clipped_policy_loss(new, c.old, advantages(c), clip_range_low=c.low, clip_range_high=upper(c),
-                                   dual_clip=c.dual if dual else None, logratio=logratio)  # fmt: skip
+        each = clipped_policy_loss(
+            new,
+            c.old,
+            advantages(c),
+            clip_range_low=c.low,
+            clip_range_high=upper(c),
+            dual_clip=c.dual if dual else None,
+            logratio=logratio,
+        )
         if kl:
             each = each + c.coef * kl_estimate(new, c.ref, estimator="k3")
         return aggregated(each, c, mode, mask=units(c) if units else None, all_rows=all_rows)

@@ -22,7 +22,7 @@ from ippo_cli.formulas import (
     masked_whiten,
 )
 
-ALL_ROWS = "rows without own tokens count in the mean over rows; ours leaves them out"
+ALL_ROWS = "rows without action tokens count in the mean over rows; ours leaves them out"
 UNBOUNDED = "the log-ratio is not bounded; ours is, to +-20, and k3 to 10"
 
 
@@ -43,21 +43,34 @@ def trainer(c: Case, new: Tensor, **settings: Any) -> SimpleNamespace:
     """What the losses read of their trainer, with `new` as the model's log-probabilities."""
     reads = {
         "_get_per_token_logps_and_entropies": lambda *given, **named: (new, torch.zeros_like(new), None),
-        "_metrics": {"train": defaultdict(list)}, "model": SimpleNamespace(training=True), "accelerator": Alone(),
-        "current_gradient_accumulation_steps": 1, "aux_loss_enabled": False, "top_entropy_quantile": 1.0,
-        "off_policy_mask_threshold": None, "importance_sampling_level": "token", "beta": 0.0, "loss_type": "grpo",
-        "epsilon_low": c.low, "epsilon_high": c.high, "max_completion_length": NORM, "use_vllm": False,
+        "_metrics": {"train": defaultdict(list)},
+        "model": SimpleNamespace(training=True),
+        "accelerator": Alone(),
+        "current_gradient_accumulation_steps": 1,
+        "aux_loss_enabled": False,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "importance_sampling_level": "token",
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "epsilon_low": c.low,
+        "epsilon_high": c.high,
+        "max_completion_length": NORM,
+        "use_vllm": False,
         "_entropy_bonus_enabled": False,
         "args": SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
-    }  # fmt: skip
+    }
     return SimpleNamespace(**(reads | settings))
 
 
 def inputs(c: Case, **more: Tensor) -> dict[str, Tensor]:
     ids = torch.zeros_like(c.ids)
     named = {"prompt_ids": ids, "prompt_mask": ids, "completion_ids": ids, "completion_mask": c.m}
-    return named | {"old_per_token_logps": c.old, "ref_per_token_logps": c.ref,
-                    "num_items_in_batch": torch.tensor(c.num_tokens)} | more  # fmt: skip
+    return (
+        named
+        | {"old_per_token_logps": c.old, "ref_per_token_logps": c.ref, "num_items_in_batch": torch.tensor(c.num_tokens)}
+        | more
+    )
 
 
 def their_grpo(advantages: Callable[[Case], Tensor], delta: bool = False, kl: bool = False, **settings: Any) -> Side:
@@ -91,43 +104,92 @@ def one_number(c: Case) -> Tensor:
 
 
 def their_chosen(c: Case) -> tuple[Tensor, ...]:
-    return (*graded(lambda logits: selective_log_softmax(logits, c.ids), c.logits),
-            *graded(entropy_from_logits, c.logits))  # fmt: skip
+    return (
+        *graded(lambda logits: selective_log_softmax(logits, c.ids), c.logits),
+        *graded(entropy_from_logits, c.logits),
+    )
 
 
 COMPARISONS = (
-    *(Comparison(what=f"GRPO trainer's loss, loss_type={kind} ({mode}), and gradient", ours=policy(mode, per_row),
-                 theirs=their_grpo(one_number, loss_type=kind))
-      for kind, mode in (("grpo", "seq-mean-token-mean"), ("bnpo", "token-mean"), ("dapo", "token-mean"),
-                         ("dr_grpo", "seq-mean-token-sum-norm"), ("luspo", "seq-mean-token-sum"))),
-    *(Comparison(what=f"GRPO trainer's loss, loss_type={kind}, and gradient", ours=policy(mode, per_row),
-                 theirs=their_grpo(one_number, loss_type=kind), on=("empty rows",), known=ALL_ROWS,
-                 translated=policy(mode, per_row, all_rows=True))
-      for kind, mode in (("grpo", "seq-mean-token-mean"), ("dr_grpo", "seq-mean-token-sum-norm"))),
-    Comparison(what="GRPO trainer's loss, loss_type=dapo, and gradient", ours=policy("token-mean", per_row),
-               theirs=their_grpo(one_number, loss_type="dapo"), on=("empty rows",)),
-    Comparison(what="GRPO trainer's loss, delta (our dual clip), and gradient",
-               ours=policy("token-mean", dual=True),
-               theirs=their_grpo(per_token, delta=True, loss_type="dapo")),
-    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", kl=True),
-               theirs=their_grpo(per_token, kl=True, loss_type="dapo")),
-    Comparison(what="GRPO trainer's loss, beta (k3), and gradient", ours=policy("token-mean", kl=True),
-               theirs=their_grpo(per_token, kl=True, loss_type="dapo"), on=("far",), known=UNBOUNDED,
-               translated=unbounded),
-    Comparison(what="GRPO trainer's loss, ratio by sequence (GSPO), and gradient",
-               ours=policy("seq-mean-token-mean", per_row, level="sequence"),
-               theirs=their_grpo(one_number, importance_sampling_level="sequence")),
-    Comparison(what="RLOO trainer's loss and gradient", theirs=their_rloo,
-               ours=policy("seq-mean-token-mean", per_row, level="sequence", pooling="sum")),
-    Comparison(what="whitening", ours=lambda c: masked_whiten(c.rewards, c.mask),
-               theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m))),
-    Comparison(what="whitening, the mean left in", ours=lambda c: masked_whiten(c.rewards, c.mask, center=False),
-               theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m, shift_mean=False)),
-               known="the mean is added back unscaled; ours scales it like all else",
-               translated=lambda c: c.kept(masked_whiten(c.rewards, c.mask) + masked_mean(c.rewards, c.mask))),
-    Comparison(what="masked mean and variance",
-               ours=lambda c: (masked_mean(c.rewards, c.mask), masked_var(c.rewards, c.mask)),
-               theirs=lambda c: (ppo_trainer.masked_mean(c.rewards, c.m), ppo_trainer.masked_var(c.rewards, c.m))),
-    Comparison(what="log-probabilities and entropies, and gradients", ours=joined(chosen(0, 1.0), chosen(1, 1.0)),
-               theirs=their_chosen),
-)  # fmt: skip
+    *(
+        Comparison(
+            what=f"GRPO trainer's loss, loss_type={kind} ({mode}), and gradient",
+            ours=policy(mode, per_row),
+            theirs=their_grpo(one_number, loss_type=kind),
+        )
+        for kind, mode in (
+            ("grpo", "seq-mean-token-mean"),
+            ("bnpo", "token-mean"),
+            ("dapo", "token-mean"),
+            ("dr_grpo", "seq-mean-token-sum-norm"),
+            ("luspo", "seq-mean-token-sum"),
+        )
+    ),
+    *(
+        Comparison(
+            what=f"GRPO trainer's loss, loss_type={kind}, and gradient",
+            ours=policy(mode, per_row),
+            theirs=their_grpo(one_number, loss_type=kind),
+            on=("empty rows",),
+            known=ALL_ROWS,
+            translated=policy(mode, per_row, all_rows=True),
+        )
+        for kind, mode in (("grpo", "seq-mean-token-mean"), ("dr_grpo", "seq-mean-token-sum-norm"))
+    ),
+    Comparison(
+        what="GRPO trainer's loss, loss_type=dapo, and gradient",
+        ours=policy("token-mean", per_row),
+        theirs=their_grpo(one_number, loss_type="dapo"),
+        on=("empty rows",),
+    ),
+    Comparison(
+        what="GRPO trainer's loss, delta (our dual clip), and gradient",
+        ours=policy("token-mean", dual=True),
+        theirs=their_grpo(per_token, delta=True, loss_type="dapo"),
+    ),
+    Comparison(
+        what="GRPO trainer's loss, beta (k3), and gradient",
+        ours=policy("token-mean", kl=True),
+        theirs=their_grpo(per_token, kl=True, loss_type="dapo"),
+    ),
+    Comparison(
+        what="GRPO trainer's loss, beta (k3), and gradient",
+        ours=policy("token-mean", kl=True),
+        theirs=their_grpo(per_token, kl=True, loss_type="dapo"),
+        on=("far",),
+        known=UNBOUNDED,
+        translated=unbounded,
+    ),
+    Comparison(
+        what="GRPO trainer's loss, ratio by sequence (GSPO), and gradient",
+        ours=policy("seq-mean-token-mean", per_row, level="sequence"),
+        theirs=their_grpo(one_number, importance_sampling_level="sequence"),
+    ),
+    Comparison(
+        what="RLOO trainer's loss and gradient",
+        theirs=their_rloo,
+        ours=policy("seq-mean-token-mean", per_row, level="sequence", pooling="sum"),
+    ),
+    Comparison(
+        what="whitening",
+        ours=lambda c: masked_whiten(c.rewards, c.mask),
+        theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m)),
+    ),
+    Comparison(
+        what="whitening, the mean left in",
+        ours=lambda c: masked_whiten(c.rewards, c.mask, center=False),
+        theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m, shift_mean=False)),
+        known="the mean is added back unscaled; ours scales it like all else",
+        translated=lambda c: c.kept(masked_whiten(c.rewards, c.mask) + masked_mean(c.rewards, c.mask)),
+    ),
+    Comparison(
+        what="masked mean and variance",
+        ours=lambda c: (masked_mean(c.rewards, c.mask), masked_var(c.rewards, c.mask)),
+        theirs=lambda c: (ppo_trainer.masked_mean(c.rewards, c.m), ppo_trainer.masked_var(c.rewards, c.m)),
+    ),
+    Comparison(
+        what="log-probabilities and entropies, and gradients",
+        ours=joined(chosen(0, 1.0), chosen(1, 1.0)),
+        theirs=their_chosen,
+    ),
+)

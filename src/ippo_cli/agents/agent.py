@@ -17,27 +17,27 @@ from ippo_cli.models.critic import split_values
 from ippo_cli.types import Rollout
 
 
-class Speaker(Protocol):
+class GenerationPolicy(Protocol):
     """Who can be asked for responses: an agent in training, or one that only speaks."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
 
-    def speaking(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
+    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         """The policy in eval mode, its weights usable for decoding."""
         ...
 
 
 @dataclass(kw_only=True)
-class Loaded:
-    """A speaker that is not trained: a checkpoint's or a Hugging Face model's weights."""
+class FrozenAgent:
+    """A policy that is not trained: a checkpoint's or a Hugging Face model's weights."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     policy: Policy
 
     @contextmanager
-    def speaking(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
+    def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
         with torch.no_grad():
             yield self.policy
 
@@ -63,12 +63,12 @@ class Agent:
         """Whether there is a value function, of its own or on the actor."""
         return any(learner.role != "policy" for learner in self.learners)
 
-    def speaking(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
+    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         return self.actor.engine.inference(gather=gather)  # type: ignore[return-value]
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Values of the states before own tokens `[B, R]` (0 elsewhere) and after the last own token `[B]`.
+        """Values of the states before action tokens `[B, R]` (0 elsewhere) and after the last action token `[B]`.
 
         All 0 without a value function.
         """
@@ -96,7 +96,7 @@ class Agent:
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
-        """Log-probabilities of the own tokens under the reference, `[B, R]`; the rollout's own where there is none."""
+        """Log-probabilities of the action tokens under the reference, `[B, R]`; the rollout's own if there is none."""
         if self.reference is None:
             return rollout.logprobs
         return self._logprobs(self.reference, rollout)
@@ -110,7 +110,7 @@ class Agent:
 
     @torch.no_grad()
     def full_kl(self, rollout: Rollout) -> Tensor:
-        """The exact divergence of the policy from its reference in the state before each own token, `[B, R]`."""
+        """The exact divergence of the policy from its reference in the state before each action token, `[B, R]`."""
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
         self.actor.engine.module.eval()

@@ -95,7 +95,7 @@ def _actor_learner(
         mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
-        scoring_batch_tokens=config.deepspeed.scoring_batch_tokens,
+        forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
 
 
@@ -113,7 +113,7 @@ def _critic_learner(
         mini_batch_size=critic_mini_batch_size(config, critic),
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
-        scoring_batch_tokens=config.deepspeed.scoring_batch_tokens,
+        forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
 
 
@@ -154,11 +154,14 @@ def _engine(
         offload_optimizer=deepspeed.offload_optimizer,
     )
     settings = zero_config(
-        stage=stage, dtype=dtype.value, offload_optimizer=deepspeed.offload_optimizer,
+        stage=stage,
+        dtype=dtype.value,
+        offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
         reduce_bucket_size=bucket_elements(deepspeed.reduce_bucket_size, size),
-        persistence_threshold=deepspeed.persistence_threshold, max_grad_norm=optimizer.max_grad_norm,
-    )  # fmt: skip
+        persistence_threshold=deepspeed.persistence_threshold,
+        max_grad_norm=optimizer.max_grad_norm,
+    )
     return Engine(module, groups, zero=settings, device=device)
 
 

@@ -20,7 +20,7 @@ from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Ti
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.task import Task
 
 WARM_START_EXAMPLES = 8192
@@ -45,7 +45,10 @@ def reference_pairs(name: str, agent: AgentConfig, task: Task) -> list[tuple[str
     where = f"task.agents.{name}"
     examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
     return [
-        (fill(agent.template, example, f"{where}.template"), fill(agent.answer, example, f"{where}.answer"))
+        (
+            render_template(agent.template, example, f"{where}.template"),
+            render_template(agent.answer, example, f"{where}.answer"),
+        )
         for example in examples
     ]
 
@@ -133,8 +136,12 @@ def _refuse_other_vocabulary(
     added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
     odd = [token for token, number in tokens.items() if token not in added and named.get(number, token) != token]
     if odd:
-        raise ConfigError(setting, f"has another vocabulary than its actor: {len(odd)} of {len(tokens)} ids "
-                          f"mean other tokens, such as {named[tokens[odd[0]]]!r} for {odd[0]!r}", remedy)  # fmt: skip
+        raise ConfigError(
+            setting,
+            f"has another vocabulary than its actor: {len(odd)} of {len(tokens)} ids "
+            f"mean other tokens, such as {named[tokens[odd[0]]]!r} for {odd[0]!r}",
+            remedy,
+        )
 
 
 def _embeddings(source: str, revision: str | None) -> int | None:

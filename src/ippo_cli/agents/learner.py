@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
-from ippo_cli.models.layout import Sequences, compact, token_budget_batches
+from ippo_cli.models.layout import Sequences, build_sequences, token_budget_batches
 from ippo_cli.types import Rollout
 
 Role = Literal["policy", "value", "joint"]
@@ -29,7 +29,7 @@ class Learner:
     mini_batch_size: int  # sequences per optimizer step, global
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
-    scoring_batch_tokens: int  # tokens per forward without gradients
+    forward_batch_tokens: int  # tokens per forward without gradients
     skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
@@ -49,11 +49,11 @@ class Learner:
 
     def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
-        batches = self.batches(rollout, self.scoring_batch_tokens)
+        batches = self.batches(rollout, self.forward_batch_tokens)
         wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
-            yield rows, compact(rollout, rows, packed=self.packs, final=final)
+            yield rows, build_sequences(rollout, rows, packed=self.packs, final=final)
 
 
 def row_tokens(rollout: Rollout) -> Tensor:

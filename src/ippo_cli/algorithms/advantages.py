@@ -25,12 +25,12 @@ from ippo_cli.types import Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class AdvantageInputs:
     """What an estimator may look at: one agent's rows of this rank."""
 
     rewards: Tensor  # [B, R], KL term and bootstrap included
     values: Tensor  # [B, R], as in `Targets`
-    mask: Tensor  # [B, R] bool: own tokens
+    mask: Tensor  # [B, R] bool: action tokens
     turn: Tensor  # [B, R] int64
     by_turn: bool  # whether the actions are turns; else tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, on whatever rank
@@ -39,7 +39,7 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class AdvantageOutputs:
     """What an estimator found; not whitened."""
 
     advantages: Tensor  # [B, R], 0 off the mask
@@ -47,38 +47,45 @@ class Estimate:
     usable: Tensor  # [B] bool: rows that have an advantage at all
 
 
-Estimator = Callable[[Signal, AlgorithmConfig], Estimate]
+Estimator = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
 GroupFormula = Callable[[Tensor, Tensor, AlgorithmConfig], Tensor]  # scores and groups [n] to advantages [n]
 
 
-def by_values(signal: Signal, config: AlgorithmConfig) -> Estimate:
+def gae_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantages from a critic, the critic's own returns with a lambda of their own where asked for."""
-    advantages, returns = _gae(signal, config, _actor_lambda(signal, config))
+    advantages, returns = _gae(inputs, config, _actor_lambda(inputs, config))
     if config.critic_gae_lambda is not None:
-        _, returns = _gae(signal, config, config.critic_gae_lambda)
-    return Estimate(advantages=advantages, returns=returns, usable=signal.valid)
+        _, returns = _gae(inputs, config, config.critic_gae_lambda)
+    return AdvantageOutputs(advantages=advantages, returns=returns, usable=inputs.valid)
 
 
-def by_later_rewards(signal: Signal, config: AlgorithmConfig) -> Estimate:
+def reward_to_go_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """The discounted rewards from each action on."""
     assert config.gamma is not None
-    if signal.by_turn:  # without values GAE at lambda 1 is the sum of the later rewards
-        to_go, _ = turn_gae(signal.rewards, torch.zeros_like(signal.rewards), signal.mask, signal.turn,
-                            gamma=config.gamma, gae_lambda=1.0, turn_value="first")  # fmt: skip
+    if inputs.by_turn:  # without values GAE at lambda 1 is the sum of the later rewards
+        to_go, _ = turn_gae(
+            inputs.rewards,
+            torch.zeros_like(inputs.rewards),
+            inputs.mask,
+            inputs.turn,
+            gamma=config.gamma,
+            gae_lambda=1.0,
+            turn_value="first",
+        )
     else:
-        to_go = reward_to_go(signal.rewards, signal.mask, gamma=config.gamma)
-    return Estimate(advantages=to_go, returns=to_go, usable=signal.valid)
+        to_go = reward_to_go(inputs.rewards, inputs.mask, gamma=config.gamma)
+    return AdvantageOutputs(advantages=to_go, returns=to_go, usable=inputs.valid)
 
 
-def by_group(formula: GroupFormula) -> Estimator:
+def group_advantages(formula: GroupFormula) -> Estimator:
     """Each response against the others to its prompt, whose rows may lie on other ranks.
 
     Rows without a score take no part; what is left alone in its group has no advantage.
     """
 
-    def estimate(signal: Signal, config: AlgorithmConfig) -> Estimate:
-        score = row_scores(signal)
-        scores, groups, valid = (distributed.all_gather_rows(part) for part in (score, signal.group, signal.valid))
+    def estimate(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+        score = row_scores(inputs)
+        scores, groups, valid = (distributed.all_gather_rows(part) for part in (score, inputs.group, inputs.valid))
         _, slots = torch.unique(groups, return_inverse=True)
         sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
         usable = valid & (sizes[slots] > 1)
@@ -86,40 +93,42 @@ def by_group(formula: GroupFormula) -> Estimator:
         advantages[usable] = formula(scores[usable], groups[usable], config)
         rows = share(len(scores), distributed.rank(), distributed.world_size())
         mine = slice(rows.start, rows.stop)
-        return _of_rows(signal, advantages[mine], score, usable[mine])
+        return _of_rows(inputs, advantages[mine], score, usable[mine])
 
     return estimate
 
 
-def by_greedy(signal: Signal, config: AlgorithmConfig) -> Estimate:
+def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """Each response against the greedy one to the same prompt."""
-    score = row_scores(signal)
-    return _of_rows(signal, score - signal.baseline, score, signal.valid)
+    score = row_scores(inputs)
+    return _of_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
 # Each needs what the properties of `Advantage` say.
 ADVANTAGES: dict[Advantage, Estimator] = {
-    Advantage.gae: by_values,
-    Advantage.reward_to_go: by_later_rewards,
-    Advantage.group: by_group(
+    Advantage.gae: gae_advantages,
+    Advantage.reward_to_go: reward_to_go_advantages,
+    Advantage.group: group_advantages(
         lambda score, group, config: group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
     ),
-    Advantage.leave_one_out: by_group(lambda score, group, config: leave_one_out(score, group)),
-    Advantage.greedy_baseline: by_greedy,
+    Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
+    Advantage.greedy_baseline: greedy_baseline_advantages,
 }
 
 
-def row_scores(signal: Signal) -> Tensor:
+def row_scores(inputs: AdvantageInputs) -> Tensor:
     """All rewards of each row in one number, `[B]`."""
-    return torch.where(signal.mask, signal.rewards, 0.0).sum(dim=1)
+    return torch.where(inputs.mask, inputs.rewards, 0.0).sum(dim=1)
 
 
 def turn_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
-    """The value of each own token's turn, `[B, R]`, as `turn_value` says; gradients flow."""
+    """The value of each action token's turn, `[B, R]`, as `turn_value` says; gradients flow."""
     return pool_values(
-        at_turn_value(values, final_values, rollout, config), rollout.response_mask, rollout.turn,
+        at_turn_value(values, final_values, rollout, config),
+        rollout.response_mask,
+        rollout.turn,
         turn_value=_reading(config),
-    )  # fmt: skip
+    )
 
 
 def at_turn_value(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
@@ -132,12 +141,19 @@ def at_turn_value(values: Tensor, final_values: Tensor, rollout: Rollout, config
     return torch.where(last, final_values[:, None], values)
 
 
-def _gae(signal: Signal, config: AlgorithmConfig, gae_lambda: float | Tensor) -> tuple[Tensor, Tensor]:
+def _gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: float | Tensor) -> tuple[Tensor, Tensor]:
     assert config.gamma is not None
-    if not signal.by_turn:
-        return gae(signal.rewards, signal.values, signal.mask, gamma=config.gamma, gae_lambda=gae_lambda)
-    return turn_gae(signal.rewards, signal.values, signal.mask, signal.turn, gamma=config.gamma,
-                    gae_lambda=gae_lambda, turn_value=_reading(config))  # fmt: skip
+    if not inputs.by_turn:
+        return gae(inputs.rewards, inputs.values, inputs.mask, gamma=config.gamma, gae_lambda=gae_lambda)
+    return turn_gae(
+        inputs.rewards,
+        inputs.values,
+        inputs.mask,
+        inputs.turn,
+        gamma=config.gamma,
+        gae_lambda=gae_lambda,
+        turn_value=_reading(config),
+    )
 
 
 def _reading(config: AlgorithmConfig) -> str:
@@ -146,17 +162,17 @@ def _reading(config: AlgorithmConfig) -> str:
     return "final" if config.turn_value is TurnValue.after else config.turn_value.value
 
 
-def _actor_lambda(signal: Signal, config: AlgorithmConfig) -> float | Tensor:
+def _actor_lambda(inputs: AdvantageInputs, config: AlgorithmConfig) -> float | Tensor:
     """One lambda, or one for each row: `max(0, 1 - 1 / (alpha * actions))` (VAPO, arXiv 2504.05118)."""
     if config.length_adaptive_alpha is None:
         assert config.gae_lambda is not None
         return config.gae_lambda
-    own = signal.mask.sum(dim=1)
-    actions = torch.where(signal.mask, signal.turn, -1).amax(dim=1) + 1 if signal.by_turn else own
+    own = inputs.mask.sum(dim=1)
+    actions = torch.where(inputs.mask, inputs.turn, -1).amax(dim=1) + 1 if inputs.by_turn else own
     return (1.0 - 1.0 / (config.length_adaptive_alpha * actions.clamp(min=1))).clamp(min=0.0)
 
 
-def _of_rows(signal: Signal, advantages: Tensor, score: Tensor, usable: Tensor) -> Estimate:
-    """One number per row, on each of its own tokens."""
-    own = signal.mask.to(advantages.dtype)
-    return Estimate(advantages=advantages[:, None] * own, returns=score[:, None] * own, usable=usable)
+def _of_rows(inputs: AdvantageInputs, advantages: Tensor, score: Tensor, usable: Tensor) -> AdvantageOutputs:
+    """One number per row, on each of its action tokens."""
+    own = inputs.mask.to(advantages.dtype)
+    return AdvantageOutputs(advantages=advantages[:, None] * own, returns=score[:, None] * own, usable=usable)

@@ -36,9 +36,13 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
     rollout, targets, mask = batch.rollout, batch.targets, batch.targets.loss_mask
     new, old = output.logprobs, rollout.logprobs
     logratio = pool_logratio(
-        new, old, rollout.response_mask, rollout.turn, level=config.ratio_level.value,
+        new,
+        old,
+        rollout.response_mask,
+        rollout.turn,
+        level=config.ratio_level.value,
         pooling="sum" if config.ratio_pooling is None else config.ratio_pooling.value,
-    )  # fmt: skip
+    )
     sums: dict[str, Tensor] = {}
     if config.objective is Objective.on_policy:
         per_token = on_policy_loss(new, targets.advantages)
@@ -47,12 +51,17 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         assert config.clip_range_high is not None
         low, high = config.clip_range_low, config.clip_range_high
         per_token = clipped_policy_loss(
-            new, old, targets.advantages, clip_range_low=low, clip_range_high=high, dual_clip=config.dual_clip,
+            new,
+            old,
+            targets.advantages,
+            clip_range_low=low,
+            clip_range_high=high,
+            dual_clip=config.dual_clip,
             logratio=logratio,
-        )  # fmt: skip
+        )
         ratio = logratio.detach().exp()
         sums["clip_fraction"] = masked_sum(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), mask)
-    per_token = per_token * targets.weights
+    per_token = per_token * targets.behavior_weights
     assert output.entropy is not None
     total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
     sums |= {"loss": masked_sum(per_token.detach(), mask), "entropy": masked_sum(output.entropy.detach(), mask)}
@@ -82,9 +91,12 @@ def value_objective(
     if config.value_unit is ValueUnit.turn and (config.credit is Credit.turn or batch.num_values < batch.num_tokens):
         new_values = turn_values(new_values, new_final_values, batch.rollout, config)
     per_value = value_loss(
-        new_values, targets.values, targets.returns, value_clip_range=config.value_clip_range,
+        new_values,
+        targets.values,
+        targets.returns,
+        value_clip_range=config.value_clip_range,
         huber_delta=config.huber_delta,
-    )  # fmt: skip
+    )
     assert config.value_loss_coef is not None
     total = _aggregated(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget
@@ -97,6 +109,10 @@ def _aggregated(
     loss: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, config: AlgorithmConfig, response_budget: int
 ) -> Tensor:
     return aggregate(
-        loss, mask, mode=config.loss_aggregation, num_tokens=num_tokens, num_sequences=num_sequences,
+        loss,
+        mask,
+        mode=config.loss_aggregation,
+        num_tokens=num_tokens,
+        num_sequences=num_sequences,
         norm=response_budget,
-    )  # fmt: skip
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import ADVANTAGES, Signal, at_turn_value, turn_values
+from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, at_turn_value, turn_values
 from ippo_cli.config.schema import (
     Advantage,
     AlgorithmConfig,
@@ -47,7 +47,7 @@ class Algorithm:
     config: AlgorithmConfig
     response_budget: int  # rollout.max_new_tokens: the constant of loss_aggregation=seq-mean-token-sum-norm
     num_generations: int  # consecutive sample indices that are responses to one prompt
-    seed: int  # of the rows that `reweight` draws
+    seed: int  # of the rows that `reweight` counts
     kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent
 
     @property
@@ -84,9 +84,13 @@ class Algorithm:
         }
 
     def _agent_targets(
-        self, agent: Agent, prompts: PromptBatch, rollout: Rollout, scores: Scores,
+        self,
+        agent: Agent,
+        prompts: PromptBatch,
+        rollout: Rollout,
+        scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
-    ) -> Targets:  # fmt: skip
+    ) -> Targets:
         config, mask = self.config, rollout.response_mask
         by_turn = self._by_turn(rollout)
         values, final_values = agent.values(rollout)
@@ -99,28 +103,37 @@ class Algorithm:
         baseline, valid = torch.zeros_like(final_values), scores.valid
         if greedy is not None:
             baseline, valid = self._penalised(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
-        signal = Signal(
-            rewards=self._bootstrapped(rewards, final_values, rollout), values=values, mask=mask, turn=rollout.turn,
-            by_turn=by_turn, group=prompts.index.to(mask.device) // self.num_generations, baseline=baseline,
+        inputs = AdvantageInputs(
+            rewards=self._bootstrapped(rewards, final_values, rollout),
+            values=values,
+            mask=mask,
+            turn=rollout.turn,
+            by_turn=by_turn,
+            group=prompts.index.to(mask.device) // self.num_generations,
+            baseline=baseline,
             valid=valid,
-        )  # fmt: skip
-        found = ADVANTAGES[config.advantage](signal, config)
-        trained = found.usable & rollout.finished if config.truncation is Truncation.mask else found.usable
+        )
+        outputs = ADVANTAGES[config.advantage](inputs, config)
+        trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
         loss_mask = mask & trained[:, None]
         actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
         return Targets(
-            rewards=rewards, values=values, final_values=final_values, ref_logprobs=ref_logprobs,
-            advantages=self._whitened(found.advantages, loss_mask, actions), returns=found.returns,
-            loss_mask=loss_mask, value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
-            weights=self._weights(rollout), draws=self._draws(agent.name, prompts, score.sum(dim=1), trained),
-        )  # fmt: skip
+            rewards=rewards,
+            values=values,
+            final_values=final_values,
+            ref_logprobs=ref_logprobs,
+            advantages=self._whitened(outputs.advantages, loss_mask, actions),
+            returns=outputs.returns,
+            loss_mask=loss_mask,
+            value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
+            behavior_weights=self._behavior_weights(rollout),
+            sample_counts=self._sample_counts(agent.name, prompts, score.sum(dim=1), trained),
+        )
 
     def _by_turn(self, rollout: Rollout) -> bool:
         """Whether turns are the actions; with `credit=auto` they are where any row of the buffer has several."""
         credit = self.config.credit
-        return credit is Credit.turn or (
-            credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any()))
-        )  # fmt: skip
+        return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
 
     def _whitened(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
         """Mean 0 and variance 1 over the actions of all ranks: a turn counts once, however long it is."""
@@ -142,7 +155,7 @@ class Algorithm:
             return rewards
         assert self.config.gamma is not None
         tail = (self.config.gamma * final_values * ~rollout.finished)[:, None]
-        last_turn = torch.where(rollout.response_mask, 0, -1)  # the whole row as one turn: one last own token
+        last_turn = torch.where(rollout.response_mask, 0, -1)  # the whole row as one turn: one last action token
         return rewards + place_scores(tail, rollout.response_mask, last_turn)
 
     def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> Tensor:
@@ -161,7 +174,7 @@ class Algorithm:
             self.kl_coef[agent.name] = next_kl_coef(coef, total[0] / total[1], settings, num_samples=int(total[1]))
         return coef * kl
 
-    def _weights(self, rollout: Rollout) -> Tensor:
+    def _behavior_weights(self, rollout: Rollout) -> Tensor:
         settings = self.config.behavior_correction
         if settings.level is WeightLevel.none:
             return rollout.response_mask.float()
@@ -169,12 +182,16 @@ class Algorithm:
         if settings.band_low is not None and settings.band_high is not None:
             band = (settings.band_low, settings.band_high)
         return behavior_weights(
-            rollout.logprobs, rollout.behavior_logprobs, rollout.response_mask, level=settings.level.value,
-            cap=math.inf if settings.cap is None else settings.cap, band=band,
-        )  # fmt: skip
+            rollout.logprobs,
+            rollout.behavior_logprobs,
+            rollout.response_mask,
+            level=settings.level.value,
+            cap=math.inf if settings.cap is None else settings.cap,
+            band=band,
+        )
 
-    def _draws(self, agent: str, prompts: PromptBatch, score: Tensor, trained: Tensor) -> Tensor:
-        """How often PF-PPO draws each row of the global buffer; rows that do not train are left as they are."""
+    def _sample_counts(self, agent: str, prompts: PromptBatch, score: Tensor, trained: Tensor) -> Tensor:
+        """How often PF-PPO counts each row of the global buffer; rows that do not train are left as they are."""
         settings = self.config.reweight
         if settings.method is Reweight.none:
             return torch.ones_like(score, dtype=torch.long)
@@ -182,13 +199,15 @@ class Algorithm:
         name = f"{self.seed}/reweight/{agent}/{int(index[0])}"
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
         drawn = reweight(
-            scores[able], method=settings.method.value, power=0.0 if settings.power is None else settings.power,
+            scores[able],
+            method=settings.method.value,
+            power=0.0 if settings.power is None else settings.power,
             generator=torch.Generator().manual_seed(seed),
-        )  # fmt: skip
-        draws = torch.ones_like(scores, dtype=torch.long)
-        draws[able] = torch.bincount(drawn, minlength=int(able.sum()))
-        rows = share(len(draws), distributed.rank(), distributed.world_size())
-        return draws[rows.start : rows.stop]
+        )
+        counts = torch.ones_like(scores, dtype=torch.long)
+        counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
+        rows = share(len(counts), distributed.rank(), distributed.world_size())
+        return counts[rows.start : rows.stop]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

@@ -37,8 +37,11 @@ def arguments(typed: Sequence[str]) -> list[str]:
     for text in (text for text in kept if is_override(text)):
         key = text.partition("=")[0].lstrip("+~")
         if text.startswith("~") and not key.startswith(f"{AGENTS}."):
-            raise ConfigError(text, "takes away what a run needs; agents alone can be taken away",
-                              f"give it another value, as {key}=VALUE")  # fmt: skip
+            raise ConfigError(
+                text,
+                "takes away what a run needs; agents alone can be taken away",
+                f"give it another value, as {key}=VALUE",
+            )
         if key in NOT_HYDRAS:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
         text, files = _options_by_file(text)
@@ -167,8 +170,9 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
         if not file.is_file():
             raise ConfigError(f"{group}={part}", "is no file here", "give the path of one, or the name of an option")
         if not re.fullmatch(r"[\w.-]+", file.stem):
-            raise ConfigError(f"{group}={part}", "cannot name an option",
-                              "name the file with letters, digits, '-' and '_'")  # fmt: skip
+            raise ConfigError(
+                f"{group}={part}", "cannot name an option", "name the file with letters, digits, '-' and '_'"
+            )
         names.append(file.stem)
         # A file in a folder of its group's name may start from others that lie there.
         below = file.parent.name == group and file.suffix == ".yaml"

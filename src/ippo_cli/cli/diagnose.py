@@ -87,15 +87,21 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
             return ConfigError(text, "does not remove the agent", f"use ~{name}")
         if agent[1] not in node.task.agents:
             there = " ".join(str(known) for known in node.task.agents)
-            return ConfigError(text, f"names no agent{closest(agent[1], there.split())}",
-                               f"there are {there}; +{name}{'' if agent[2] else '.template'}= adds one")  # fmt: skip
+            return ConfigError(
+                text,
+                f"names no agent{closest(agent[1], there.split())}",
+                f"there are {there}; +{name}{'' if agent[2] else '.template'}= adds one",
+            )
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))
     group, _, leaf = name.partition(".")
     others = [kind for kind, cls in KINDS.get(group, {}).items() if leaf in {field.name for field in fields(cls)}]
     if others:
-        return ConfigError(text, f"is no key of {group}={node[group].kind.value}",
-                           "use " + " or ".join(f"{group}={kind}" for kind in others))  # fmt: skip
+        return ConfigError(
+            text,
+            f"is no key of {group}={node[group].kind.value}",
+            "use " + " or ".join(f"{group}={kind}" for kind in others),
+        )
     elsewhere = ours(name)
     if elsewhere is not None and elsewhere[1] != name:
         return ConfigError(text, f"is no key here ({elsewhere[0]} has it)", f"use {elsewhere[1]}")
@@ -119,8 +125,11 @@ def _explain_choice(
         return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
     for folder in entries(good):
         if (file := Path(folder) / group / f"{option}.yml").is_file():
-            return ConfigError(text, f"lies in {shortest(file)}, and options end in .yaml",
-                               f"rename it, or use {group}={shortest(file)}")  # fmt: skip
+            return ConfigError(
+                text,
+                f"lies in {shortest(file)}, and options end in .yaml",
+                f"rename it, or use {group}={shortest(file)}",
+            )
     return ConfigError(text, "names no option of this group", _suggest(option, options, "use one of "))
 
 

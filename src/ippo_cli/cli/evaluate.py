@@ -46,9 +46,11 @@ def _evaluate(argv: list[str]) -> None:
             overrides.append(text)
     if bool(own.get("run")) == bool(own.get("model")):
         given = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
-        raise ConfigError(f"run={own.get('run', '')}", given,
-                          "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH"
-                          )  # fmt: skip
+        raise ConfigError(
+            f"run={own.get('run', '')}",
+            given,
+            "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
+        )
     if own.get("run"):
         _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
         return

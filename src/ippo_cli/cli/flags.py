@@ -22,16 +22,20 @@ def refuse_unknown(typed: Sequence[str], own: Collection[str] = ()) -> None:
             continue
         given = text.partition("=")[2] or _next(typed, place)
         if flag in OURS:
-            raise ConfigError(flag, "has no place here: the configuration is the program's own",
-                              "add a folder of your own with --config-dir=FOLDER")  # fmt: skip
+            raise ConfigError(
+                flag,
+                "has no place here: the configuration is the program's own",
+                "add a folder of your own with --config-dir=FOLDER",
+            )
         if flag in CFG and given not in ("job", "hydra", "all"):
             raise ConfigError(text, "says nothing to show", "use --cfg job, or --cfg job --resolve")
         if flag in NEED_CFG and not set(names) & set(CFG):
             raise ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
         if flag not in (*ALONE, *WITH_VALUE):
             shown = f"{text} {given}" if given and "=" not in text else text
-            raise ConfigError(shown, "is no flag; settings are written without dashes, as key=value",
-                              _instead(flag, given, own))  # fmt: skip
+            raise ConfigError(
+                shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, given, own)
+            )
 
 
 def _next(typed: Sequence[str], place: int) -> str:

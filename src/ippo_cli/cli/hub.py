@@ -54,10 +54,15 @@ def settle_hub(config: Config, *, models: bool = True, training: bool = True) ->
         os.environ["HF_HUB_OFFLINE"] = "1"
     for setting, name, revision, file in wanted:
         if file is not None and not _cached(name, revision, file):
-            raise PreflightError(f"{setting}={name} is no folder here and not in this machine's cache, and {why}; "
-                                 "give a folder, or download it first")  # fmt: skip
-    print(f"ippo: {why}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
-          file=sys.stderr, flush=True)  # fmt: skip
+            raise PreflightError(
+                f"{setting}={name} is no folder here and not in this machine's cache, and {why}; "
+                "give a folder, or download it first"
+            )
+    print(
+        f"ippo: {why}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def looks_like_path(name: str) -> bool:

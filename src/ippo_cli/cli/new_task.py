@@ -50,8 +50,9 @@ def new_task(typed: Sequence[str]) -> str | None:
     name = value if given else "".join(following)
     file = Path(name).expanduser()
     if not name or name.startswith("-") or file.suffix != ".yaml" or not re.fullmatch(r"[\w-]+", file.stem):
-        raise ConfigError(f"{FLAG} {name}".strip(), "names no file to write",
-                          f"give one that ends in .yaml, such as {FLAG} mine.yaml")  # fmt: skip
+        raise ConfigError(
+            f"{FLAG} {name}".strip(), "names no file to write", f"give one that ends in .yaml, such as {FLAG} mine.yaml"
+        )
     rows = {part: file.with_name(f"{file.stem}_{part}.jsonl") for part in ("train", "eval")}
     for path in (file, *rows.values()):
         if path.exists():

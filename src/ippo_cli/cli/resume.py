@@ -14,12 +14,36 @@ from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
 from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
 
 # Prefixes of what a run is: another value would be another run, or, from `deepspeed.` on, could not read its shards.
-FROZEN = ("seed", "task.", "actor.model", "actor.kind", "actor.dtype", "critic.kind", "critic.model", "critic.dtype",
-          "rollout.buffer_size", "rollout.num_generations", "deepspeed.stage", "deepspeed.offload_")  # fmt: skip
+FROZEN = (
+    "seed",
+    "task.",
+    "actor.model",
+    "actor.kind",
+    "actor.dtype",
+    "critic.kind",
+    "critic.model",
+    "critic.dtype",
+    "rollout.buffer_size",
+    "rollout.num_generations",
+    "deepspeed.stage",
+    "deepspeed.offload_",
+)
 # Below task.agents.<name>.actor and .critic the same holds as for the groups themselves.
-FREE_OF_AGENTS = ("learning_rate", "lr_schedule", "warmup_iterations", "min_lr_ratio", "weight_decay", "adam_beta1",
-                  "adam_beta2", "adam_epsilon", "max_grad_norm", "gradient_checkpointing", "mini_batch_size",
-                  "ppo_epochs", "warm_start")  # fmt: skip
+FREE_OF_AGENTS = (
+    "learning_rate",
+    "lr_schedule",
+    "warmup_iterations",
+    "min_lr_ratio",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "gradient_checkpointing",
+    "mini_batch_size",
+    "ppo_epochs",
+    "warm_start",
+)
 
 
 def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:

@@ -91,8 +91,11 @@ def sweep(argv: Sequence[str]) -> None:
     """Check and run all jobs. Raises `SweepRefused`, `SweepFailed`, `Preempted` or `KeyboardInterrupt`."""
     ranks = external_world_size()
     if ranks is not None:
-        raise ConfigError(SWEEP_FLAGS[0], f"starts ranks of its own, and this process is one of {ranks} already",
-                          "start it alone, with launch.processes=N for N ranks per job")  # fmt: skip
+        raise ConfigError(
+            SWEEP_FLAGS[0],
+            f"starts ranks of its own, and this process is one of {ranks} already",
+            "start it alone, with launch.processes=N for N ranks per job",
+        )
     wanted = ([text.partition("=")[2] for text in argv if text.startswith("resume=")] or ["never"])[-1]
     typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
@@ -118,8 +121,11 @@ def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
     more = [text for text in typed_now if text not in saved]
     refused = [text for text in more if not sweep_folder.is_place(text)]
     if refused:
-        raise ConfigError(f"resume={folder}", f"goes on with the sweep as it was started, without {' '.join(refused)}",
-                          "leave that out, or start a new sweep")  # fmt: skip
+        raise ConfigError(
+            f"resume={folder}",
+            f"goes on with the sweep as it was started, without {' '.join(refused)}",
+            "leave that out, or start a new sweep",
+        )
     return [*(text for text in saved if not (more and sweep_folder.is_place(text))), *more]
 
 
@@ -173,14 +179,18 @@ class _Sweeping:
         folder = saved or (sweep_folder.find(self.place, self.typed_now) if wanted in ("auto", "must") else None)
         if folder is None:
             if wanted == "must":
-                raise ResumeError(f"resume=must: no sweep of these overrides below {self.place.parent}; "
-                                  "use resume=auto")  # fmt: skip
+                raise ResumeError(
+                    f"resume=must: no sweep of these overrides below {self.place.parent}; use resume=auto"
+                )
             if wanted == "auto":
                 print(f"no sweep of these overrides below {self.place.parent}: a new one begins", flush=True)
             return None
         if self.master.hydra.sweeper._target_ != GRID:
-            raise ConfigError(f"resume={wanted}", "goes on with the jobs that are missing, and this sweeper makes up "
-                              "its jobs on the way", "start a new sweep")  # fmt: skip
+            raise ConfigError(
+                f"resume={wanted}",
+                "goes on with the jobs that are missing, and this sweeper makes up its jobs on the way",
+                "start a new sweep",
+            )
         if in_use(folder):
             raise ResumeError(f"resume={wanted}: the sweep in {folder} is going on in another process")
         return folder
@@ -223,8 +233,10 @@ class _Sweeping:
         for job in jobs:
             if jobs_of[job.row.folder] != job.row.job:
                 refused[job.row.job] = ConfigError(
-                    f"hydra.sweep.subdir={job.row.folder}", f"is the folder of job {jobs_of[job.row.folder]} as well",
-                    "use one that differs, such as '${hydra.job.num}'")  # fmt: skip
+                    f"hydra.sweep.subdir={job.row.folder}",
+                    f"is the folder of job {jobs_of[job.row.folder]} as well",
+                    "use one that differs, such as '${hydra.job.num}'",
+                )
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
@@ -300,8 +312,9 @@ class _Sweeping:
         callbacks.on_multirun_start(config=self.master, config_name=self.config_name)
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
-            task_function=partial(run_job, this), config=self.master,
-        )  # fmt: skip
+            task_function=partial(run_job, this),
+            config=self.master,
+        )
         batch = self.master.hydra.sweeper.max_batch_size or len(rows) or 1
         for first in range(0, len(rows), batch):
             texts = [[*row.overrides, *_places(this.folder, row.folder)] for row in rows[first : first + batch]]
@@ -314,8 +327,9 @@ class _Sweeping:
         self.master.hydra.overrides.hydra.append(_places(this.folder)[0])
         sweeper = Plugins.instance().instantiate_sweeper(
             hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
-            task_function=partial(run_job, this), config=self.master,
-        )  # fmt: skip
+            task_function=partial(run_job, this),
+            config=self.master,
+        )
         sweeper.sweep(arguments=self.overrides)
         callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
 
@@ -342,8 +356,11 @@ def _planned(jobs: Sequence[Job]) -> dict[int, IppoError]:
         file.write_text(json.dumps([group[0].plain for group in groups]))
         ended = subprocess.run([sys.executable, "-m", "ippo_cli.cli.plan_jobs", str(file)], check=False)
         if ended.returncode != 0:
-            raise SweepRefused(f"the jobs cannot be checked: their plans ended with exit code {ended.returncode}; "
-                               "what was said of it stands above", UNEXPECTED)  # fmt: skip
+            raise SweepRefused(
+                f"the jobs cannot be checked: their plans ended with exit code {ended.returncode}; "
+                "what was said of it stands above",
+                UNEXPECTED,
+            )
         answers = json.loads(file.read_text())
     return {
         job.row.job: SweepRefused(*answer)
@@ -439,8 +456,11 @@ def _close(folder: Path, error: str | None) -> None:
     failed = [row for row in rows if row.state != "done"]
     if failed or error is not None:
         own = sweep_folder.swept(rows)
-        told = [f"job {row.job} of {len(rows)}: {own[row.job]}: {row.state}"
-                f"{': ' + ' '.join(row.error.split()) if row.error else ''}" for row in failed]  # fmt: skip
+        told = [
+            f"job {row.job} of {len(rows)}: {own[row.job]}: {row.state}"
+            f"{': ' + ' '.join(row.error.split()) if row.error else ''}"
+            for row in failed
+        ]
         head = f"{done} of {len(rows)} jobs are done" + (f"; the launcher ended with {error}" if error else "")
         codes = [row.exit_code for row in failed if row.exit_code]
         raise SweepFailed("\n".join([head, *_fitting(told)[: MAX_LINES - 2], go_on]), codes[0] if codes else UNEXPECTED)

@@ -42,8 +42,9 @@ class Row:
 def reserve(folder: Path, *, chosen: bool) -> Path:
     """Make the folder of a new sweep. One that the user chose may exist, and must be empty."""
     if chosen and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"hydra.sweep.dir={folder}", "is not empty", "go on with its sweep by resume=auto, or choose "
-                          "another folder")  # fmt: skip
+        raise ConfigError(
+            f"hydra.sweep.dir={folder}", "is not empty", "go on with its sweep by resume=auto, or choose another folder"
+        )
     for place in (folder, folder.with_name(f"{folder.name}-{secrets.token_hex(3)}")):
         try:
             place.mkdir(parents=True, exist_ok=chosen)

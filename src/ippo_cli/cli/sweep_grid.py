@@ -34,8 +34,11 @@ def _values(override: Override, options: Callable[[str], list[str]]) -> list[str
             raise ConfigError(text, "matches no option", remedy)
         return [f"{key}={option}" for option in value.filter(known)]
     if not override.is_discrete_sweep():
-        raise ConfigError(text, "is an interval to draw from, and the grid of -m needs values",
-                          "list some, or use a sweeper that draws, such as hydra/sweeper=optuna")  # fmt: skip
+        raise ConfigError(
+            text,
+            "is an interval to draw from, and the grid of -m needs values",
+            "list some, or use a sweeper that draws, such as hydra/sweeper=optuna",
+        )
     listed = [f"{key}={_spelled(part)}" for part in override.sweep_iterator()]
     if not listed:
         raise ConfigError(text, "has no value", "give at least one")

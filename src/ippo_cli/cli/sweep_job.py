@@ -86,8 +86,11 @@ def _train(this: Sweep, node: DictConfig, folder: Path, texts: Sequence[str], as
     config = typed(plain)
     check(config, config.launch.processes)
     if external_world_size() is not None:
-        raise ConfigError("hydra.launcher", "starts several tasks for a job, which starts its ranks itself",
-                          "use one task per job, and launch.processes=N")  # fmt: skip
+        raise ConfigError(
+            "hydra.launcher",
+            "starts several tasks for a job, which starts its ranks itself",
+            "use one task per job, and launch.processes=N",
+        )
     resumed = this.resumed and bool(all_checkpoints(folder / "checkpoints"))
     if resumed:
         refuse_resume(folder, plain, config)

@@ -214,57 +214,82 @@ ALIASES: dict[str, dict[str, str]] = {
     },
 }
 
+# Names that keys of this project had before.
+EARLIER: dict[str, str] = {
+    "headline": "task.primary_metric",
+    "scoring_batch_tokens": "deepspeed.forward_batch_tokens",
+    "overlap_rows": "reward.reward_batch_rows",
+    "rollout.gather": "rollout.zero3_gather",
+}
+
 # What a typical run of each project is here: what it was, and what to type.
 RUNS: dict[str, tuple[tuple[str, str], ...]] = {
     "CoMLRL": (
-        ("`IPPOTrainer` of 1.2.6 with its defaults",
-         "ippo-train algorithm=comlrl_ippo rollout.buffer_size=8 algorithm.mini_batch_size=4 rollout.temperature=0.6 "
-         "rollout.top_p=0.6 rollout.top_k=50 rollout.max_new_tokens=128 num_iterations=null num_epochs=8 "
-         "actor.learning_rate=1e-6 critic.learning_rate=1e-6 actor.max_grad_norm=0.5 critic.max_grad_norm=0.5"),
-        ("`IACTrainer` of 1.4.3, one turn, actor and critic in one model",
-         "ippo-train algorithm=comlrl_iac critic=value_head algorithm.value_clip_range=0.2 rollout.buffer_size=8"),
+        (
+            "`IPPOTrainer` of 1.2.6 with its defaults",
+            "ippo-train algorithm=comlrl_ippo rollout.buffer_size=8 algorithm.mini_batch_size=4 "
+            "rollout.temperature=0.6 rollout.top_p=0.6 rollout.top_k=50 rollout.max_new_tokens=128 num_iterations=null "
+            "num_epochs=8 actor.learning_rate=1e-6 critic.learning_rate=1e-6 actor.max_grad_norm=0.5 "
+            "critic.max_grad_norm=0.5",
+        ),
+        (
+            "`IACTrainer` of 1.4.3, one turn, actor and critic in one model",
+            "ippo-train algorithm=comlrl_iac critic=value_head algorithm.value_clip_range=0.2 rollout.buffer_size=8",
+        ),
         ("either, with the gradient that its documentation states", "ippo-train algorithm=ippo"),
     ),
     "verl": (
-        ("`main_ppo` with `adv_estimator=gae`, KL in the reward, mini-batches of 64 from 256 prompts",
-         "ippo-train algorithm=ppo rollout.buffer_size=256 algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 "
-         "algorithm.gae_lambda=1.0 algorithm.value_clip_range=0.5 algorithm.kl.reward.coef=0.001"),
-        ("`adv_estimator=grpo`, `rollout.n=8`, `use_kl_loss=True`, `kl_loss_type=low_var_kl`",
-         "ippo-train algorithm=grpo rollout.num_generations=8 algorithm.kl.loss.coef=0.001 "
-         "algorithm.kl.loss.estimator=k3"),
+        (
+            "`main_ppo` with `adv_estimator=gae`, KL in the reward, mini-batches of 64 from 256 prompts",
+            "ippo-train algorithm=ppo rollout.buffer_size=256 algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 "
+            "algorithm.gae_lambda=1.0 algorithm.value_clip_range=0.5 algorithm.kl.reward.coef=0.001",
+        ),
+        (
+            "`adv_estimator=grpo`, `rollout.n=8`, `use_kl_loss=True`, `kl_loss_type=low_var_kl`",
+            "ippo-train algorithm=grpo rollout.num_generations=8 algorithm.kl.loss.coef=0.001 "
+            "algorithm.kl.loss.estimator=k3",
+        ),
         ("`use_pf_ppo=True`", "ippo-train algorithm=pf_ppo algorithm.reweight.method=pow algorithm.reweight.power=2.0"),
     ),
     "RLinf": (
         ("the embodied `loss_type: actor_critic`", "ippo-train algorithm=actor_critic"),
-        ("the reasoning recipe: `loss_type: actor`, a critic of its own, gamma = lambda = 1",
-         "ippo-train algorithm=ppo critic=separate algorithm.gae_lambda=1.0 algorithm.dual_clip=3.0"),
+        (
+            "the reasoning recipe: `loss_type: actor`, a critic of its own, gamma = lambda = 1",
+            "ippo-train algorithm=ppo critic=separate algorithm.gae_lambda=1.0 algorithm.dual_clip=3.0",
+        ),
     ),
     "AgileRL": (
-        ("`LLMPPO` with `action_granularity=\"auto\"`, `turn_value_reduction=\"mean\"`, `turn_level_clip=True`",
-         "ippo-train algorithm=turn_ppo algorithm.credit=auto algorithm.turn_value=mean critic=value_head"),
-        ("`LLMPPO` with `action_granularity=\"token\"`", "ippo-train algorithm=ppo critic=value_head"),
+        (
+            '`LLMPPO` with `action_granularity="auto"`, `turn_value_reduction="mean"`, `turn_level_clip=True`',
+            "ippo-train algorithm=turn_ppo algorithm.credit=auto algorithm.turn_value=mean critic=value_head",
+        ),
+        ('`LLMPPO` with `action_granularity="token"`', "ippo-train algorithm=ppo critic=value_head"),
     ),
     "TRL": (
         ("`PPOTrainer`", "ippo-train algorithm=ppo algorithm.ppo_epochs=4 algorithm.kl.reward.coef=0.05"),
-        ("`GRPOTrainer` with `num_generations=8`, `beta=0`, `loss_type=\"dr_grpo\"`", "ippo-train algorithm=dr_grpo"),
+        ('`GRPOTrainer` with `num_generations=8`, `beta=0`, `loss_type="dr_grpo"`', "ippo-train algorithm=dr_grpo"),
         ("`RLOOTrainer`", "ippo-train algorithm=rloo algorithm.kl.reward.coef=0.05"),
     ),
     "OpenRLHF": (
         ("`--advantage_estimator reinforce --init_kl_coef 1e-3`", "ippo-train algorithm=reinforce_plus_plus"),
-        ("`--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --use_kl_loss --kl_estimator k2`",
-         "ippo-train algorithm=reinforce_plus_plus_baseline rollout.num_generations=8"),
-        ("`--advantage_estimator gae --kl_target 6 --kl_horizon 10000`",
-         "ippo-train algorithm=ppo algorithm.kl.reward.coef=0.01 algorithm.kl.reward.target=6 "
-         "algorithm.kl.reward.horizon=10000"),
+        (
+            "`--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --use_kl_loss --kl_estimator k2`",
+            "ippo-train algorithm=reinforce_plus_plus_baseline rollout.num_generations=8",
+        ),
+        (
+            "`--advantage_estimator gae --kl_target 6 --kl_horizon 10000`",
+            "ippo-train algorithm=ppo algorithm.kl.reward.coef=0.01 algorithm.kl.reward.target=6 "
+            "algorithm.kl.reward.horizon=10000",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def ours(key: str) -> tuple[str, str] | None:
     """The project that knows `key`, and what to write here instead; `None` for a key that nobody has."""
     parts = key.lower().split(".")
     for take in (2, 1):  # the longer name is the more certain one
-        for project, names in ALIASES.items():
+        for project, names in (("an earlier version", EARLIER), *ALIASES.items()):
             name = names.get(".".join(parts[-take:])) if len(parts) >= take else None
             if name is not None:
                 return project, name

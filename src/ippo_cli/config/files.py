@@ -48,8 +48,11 @@ def check_own_files(overrides: Sequence[str]) -> None:
     for name in chosen(overrides):
         if name in own:
             if name in builtin:
-                raise ConfigError(shortest(own[name]), f"has the name of {'='.join(name)}, which would be used instead",
-                                  "give the file a name of its own")  # fmt: skip
+                raise ConfigError(
+                    shortest(own[name]),
+                    f"has the name of {'='.join(name)}, which would be used instead",
+                    "give the file a name of its own",
+                )
             _check_file(name, own, builtin | own, None, ())
 
 
@@ -111,9 +114,13 @@ def _check_file(
     elif group in KINDS or group in PLAIN:
         names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
         first = f"  - /schema/{'NAME' if len(names) > 1 else names[0]}{HERE}"
-        source.refuse(1, "defaults", f"name no schema, so that no key of {group}= could be checked",
-                      f"begin the file with a line 'defaults:' and below it '{first}' and '  - {SELF}'"
-                      + (f"; NAME is one of {' '.join(names)}" if len(names) > 1 else ""))  # fmt: skip
+        source.refuse(
+            1,
+            "defaults",
+            f"name no schema, so that no key of {group}= could be checked",
+            f"begin the file with a line 'defaults:' and below it '{first}' and '  - {SELF}'"
+            + (f"; NAME is one of {' '.join(names)}" if len(names) > 1 else ""),
+        )
 
 
 def _text(path: Path) -> str:
@@ -269,12 +276,20 @@ def _check_mapping(
         hint = hints[key]
         if get_origin(hint) is dict:  # the named agents
             if not isinstance(node, yaml.MappingNode):
-                source.refuse(line, full, f"is {_named(source, node)}, and must be named agents",
-                              'write below it a line for each, such as: solver: {template: "{question}"}')  # fmt: skip
+                source.refuse(
+                    line,
+                    full,
+                    f"is {_named(source, node)}, and must be named agents",
+                    'write below it a line for each, such as: solver: {template: "{question}"}',
+                )
             for agent, value, at in _lines(node):
                 if not isinstance(value, yaml.MappingNode):
-                    source.refuse(at, f"{full}.{agent}", f"is {_named(source, value)}, and must be an agent",
-                                  f'write: {agent}: {{template: "{{question}}"}}')  # fmt: skip
+                    source.refuse(
+                        at,
+                        f"{full}.{agent}",
+                        f"is {_named(source, value)}, and must be an agent",
+                        f'write: {agent}: {{template: "{{question}}"}}',
+                    )
                 _check_mapping(source, _lines(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
                 if "template" not in dict(_items(value)) and not source.text.count("<<"):
                     _require_template(source, at, f"{full}.{agent}")
@@ -282,8 +297,12 @@ def _check_mapping(
             if not isinstance(node, yaml.MappingNode):
                 if "${" in _spelled(source, node):
                     continue
-                source.refuse(line, full, f"is {_named(source, node)}, and has keys of its own",
-                              "it has: " + " ".join(leaf.name for leaf in fields(hint)))  # fmt: skip
+                source.refuse(
+                    line,
+                    full,
+                    f"is {_named(source, node)}, and has keys of its own",
+                    "it has: " + " ".join(leaf.name for leaf in fields(hint)),
+                )
             assert isinstance(hint, type)
             _check_mapping(source, _lines(node), (hint,), f"{full}.", full)
         else:
@@ -310,8 +329,12 @@ def _check_leaf(
     if any(_fits(cls, key, value) for cls in classes):
         return
     if isinstance(node, yaml.MappingNode) and node.flow_style:
-        source.refuse(line, f"{full}: {written}", f"is a mapping, and must be {expected(hint)}",
-                      f'put quotes around it: {key}: "{written}"')  # fmt: skip
+        source.refuse(
+            line,
+            f"{full}: {written}",
+            f"is a mapping, and must be {expected(hint)}",
+            f'put quotes around it: {key}: "{written}"',
+        )
     source.refuse(line, full, f"is {_named(source, node)}", f"it must be {expected(hint)}")
 
 

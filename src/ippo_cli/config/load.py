@@ -26,21 +26,26 @@ T = TypeVar("T")
 # Which schema a group's values follow, by the group's `kind`.
 KINDS: dict[str, dict[str, type[Any]]] = {
     "task": {
-        "sorting": schema.SortingConfig, "jsonl": schema.JsonlConfig, "probe_letters": schema.LettersConfig,
+        "sorting": schema.SortingConfig,
+        "jsonl": schema.JsonlConfig,
+        "probe_letters": schema.LettersConfig,
         "probe_grid": schema.GridConfig,
     },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {
-        "separate": schema.SeparateCriticConfig, "value_head": schema.ValueHeadCriticConfig,
+        "separate": schema.SeparateCriticConfig,
+        "value_head": schema.ValueHeadCriticConfig,
         "none": schema.NoCriticConfig,
     },
     "reward": {
-        "exact_match": schema.ExactMatchConfig, "function": schema.FunctionRewardConfig,
-        "grid": schema.GridRewardConfig, "gsm8k": schema.Gsm8kRewardConfig,
+        "exact_match": schema.ExactMatchConfig,
+        "function": schema.FunctionRewardConfig,
+        "grid": schema.GridRewardConfig,
+        "gsm8k": schema.Gsm8kRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},
-}  # fmt: skip
+}
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {
     "algorithm": schema.AlgorithmConfig,
@@ -87,8 +92,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
         if OmegaConf.is_missing(agent, "template"):
-            raise ConfigError(f"task.agents.{name}.template", "is missing",
-                              "give the prompt, such as '{question}'")  # fmt: skip
+            raise ConfigError(f"task.agents.{name}.template", "is missing", "give the prompt, such as '{question}'")
         own = {leaf: _value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
         for group in PER_AGENT:
             own[group] = _merged(node, group, agent[group], name)
@@ -109,7 +113,7 @@ def typed(plain: dict[str, Any]) -> schema.Config:
         where = f"task.agents.{name}."
         own = {group: _typed_group(group, _part(agent, group, where), where) for group in PER_AGENT}
         agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.AgentWords, agent, where)), **own)
+        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.PromptConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
 
@@ -163,13 +167,18 @@ def _without_missing(plain: Any) -> Any:
 def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[str, Any]:
     given = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
     if "kind" in given and given["kind"] != node[group].kind:
-        raise ConfigError(f"task.agents.{agent}.{group}.kind={given['kind'].value}", "cannot differ between agents",
-                          f"choose one {group}= for all")  # fmt: skip
+        raise ConfigError(
+            f"task.agents.{agent}.{group}.kind={given['kind'].value}",
+            "cannot differ between agents",
+            f"choose one {group}= for all",
+        )
     for leaf, value in given.items():
         if leaf not in node[group]:
-            raise ConfigError(f"task.agents.{agent}.{group}.{leaf}={value}",
-                              f"is no key of {group}={node[group].kind.value}",
-                              "it has: " + " ".join(node[group]))  # fmt: skip
+            raise ConfigError(
+                f"task.agents.{agent}.{group}.{leaf}={value}",
+                f"is no key of {group}={node[group].kind.value}",
+                "it has: " + " ".join(node[group]),
+            )
     return _container(OmegaConf.merge(node[group], given))
 
 

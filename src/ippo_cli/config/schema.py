@@ -167,7 +167,7 @@ class NumberMatch(str, Enum):
     flexible = "flexible"
 
 
-class Gather(str, Enum):
+class Zero3Gather(str, Enum):
     all = "all"
     layer = "layer"
 
@@ -261,7 +261,7 @@ class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
 
 
 @dataclass
-class AgentWords:
+class PromptConfig:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
@@ -270,7 +270,7 @@ class AgentWords:
 
 
 @dataclass
-class AgentConfig(AgentWords):
+class AgentConfig(PromptConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
     actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
@@ -283,7 +283,7 @@ class TaskConfig:
 
     kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid
     agents: dict[str, AgentConfig]  # the named agents
-    headline: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
+    primary_metric: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
 
 
 @dataclass
@@ -430,7 +430,7 @@ class RolloutConfig:
     max_prompt_tokens: int  # a longer prompt is an error, told before the first rollout
     context_limit: int | None  # prompt + response limit; null = what the model was made for
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
-    gather: Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
+    zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 
 
 @dataclass
@@ -447,7 +447,7 @@ class RewardConfig:
     clip_high: float  # processor `clip` bounds
     norm_eps: float  # `zscore` (of the buffer), `running_zscore` (of all so far): scores that deviate less stay
     failure_budget: float  # share of a buffer's rows that may fail before the run stops
-    overlap_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
+    reward_batch_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
 
 
 @dataclass
@@ -496,7 +496,7 @@ class DeepspeedConfig:
     reduce_bucket_size: int  # elements per gradient reduction
     persistence_threshold: int  # stage 3: smaller parameters stay whole on every rank
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank; changes the result by rounding only
-    scoring_batch_tokens: int  # tokens per forward without gradients (values, references); changes rounding only
+    forward_batch_tokens: int  # tokens per forward without gradients (values, references); changes rounding only
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
     logit_chunk_tokens: int | None  # response tokens whose logits exist at once; null = 64 million logits' worth
 

@@ -33,9 +33,11 @@ class OptionFile(ConfigSource):
             raise ConfigLoadError(f"Config not found : {config_path}")
         text = self.file.read_text(encoding="utf-8")
         return ConfigResult(
-            config=OmegaConf.load(io.StringIO(text)), path=self.full_path(), provider=self.provider,
+            config=OmegaConf.load(io.StringIO(text)),
+            path=self.full_path(),
+            provider=self.provider,
             header=self._get_header_dict(text[:512]),
-        )  # fmt: skip
+        )
 
     def available(self) -> bool:
         return self.file.is_file()

@@ -40,10 +40,11 @@ def _actor_rate(settings: Settings) -> str | None:
 def _critic_rate(settings: Settings) -> str | None:
     agents = settings.config.task.agents
     rates = {
-        name: agent.critic.learning_rate for name, agent in agents.items()
+        name: agent.critic.learning_rate
+        for name, agent in agents.items()
         if isinstance(agent.critic, SeparateCriticConfig)
         and (agent.actor.kind is ActorKind.full or agent.critic.model is not None)
-    }  # fmt: skip
+    }
     return _rate("critic", rates, agents, UNUSUAL_CRITIC_RATE)
 
 

@@ -21,10 +21,10 @@ TURN_VALUES = ("first", "mean", "final")
 def gae(
     rewards: Tokens, values: Tokens, response_mask: Mask, *, gamma: float, gae_lambda: float | Rows
 ) -> tuple[Tokens, Tokens]:
-    """Generalised advantages and their returns over own tokens, `(advantages, returns)`, not whitened.
+    """Generalised advantages and their returns over action tokens, `(advantages, returns)`, not whitened.
 
     `delta_t = r_t + gamma V_next - V_t`, `A_t = delta_t + gamma lambda A_next`, `returns = A + V`, where *next* is the
-    row's next own token, however far to the right: there is no discount through a hole. After the last own token
+    row's next action token, however far to the right: there is no discount through a hole. After the last action token
     `V_next = A_next = 0`. Rewards and values off the mask are ignored, and results there are 0. `gae_lambda` is a
     float, or `[B]` for one lambda per row. Work is O(BR), in float32 or better.
 
@@ -67,12 +67,12 @@ def turn_gae(
     gae_lambda: float | Rows,
     turn_value: str,
 ) -> tuple[Tokens, Tokens]:
-    """GAE with one action per turn, broadcast back to the turn's own tokens: `(advantages, returns)`.
+    """GAE with one action per turn, broadcast back to the turn's action tokens: `(advantages, returns)`.
 
-    For turn k of a row, `r_k` is the sum of the rewards on its own tokens and `V_k` is the value at its first own
+    For turn k of a row, `r_k` is the sum of the rewards on its action tokens and `V_k` is the value at its first own
     token (`turn_value="first"`), the mean over them (`"mean"`), or the value at the last (`"final"`); then `gae` over
-    the turns in order of their number. A number without own tokens is skipped like a hole. `turn` is the number of
-    each own token's turn, from 0; off the mask it is ignored.
+    the turns in order of their number. A number without action tokens is skipped like a hole. `turn` is the number of
+    each action token's turn, from 0; off the mask it is ignored.
 
     Source: the recurrence of `gae` over the semi-Markov steps of a dialogue (Sutton, Precup and Singh 1999, options),
     as in ArCHer (arXiv 2402.19446), whose actions are utterances.
@@ -86,9 +86,9 @@ def turn_gae(
 
 
 def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_value: str) -> Tokens:
-    """The value of each own token's turn, `[B, R]`: that of its first own token, their mean, or that of its last.
+    """The value of each action token's turn, `[B, R]`: that of its first action token, their mean, or that of its last.
 
-    What `turn_gae` reads, written on every own token of the turn; 0 off the mask. Gradients flow.
+    What `turn_gae` reads, written on every action token of the turn; 0 off the mask. Gradients flow.
     """
     slots, turns = turn_slots(response_mask, turn)
     pooled = _turn_values(values, response_mask, slots, turns, turn_value)
@@ -96,14 +96,14 @@ def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_
 
 
 def turn_ends(response_mask: Mask, turn: TurnNumbers) -> TokenMask:
-    """Mask `[B, R]` of the last own token of each turn: one place for each action where turns are the actions."""
+    """Mask `[B, R]` of the last action token of each turn: one place for each action where turns are the actions."""
     slots, turns = turn_slots(response_mask, turn)
     return response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=True)
 
 
 @torch.no_grad()
 def reward_to_go(rewards: Tokens, response_mask: Mask, *, gamma: float) -> Tokens:
-    """Discounted sum of this and the later rewards: `G_t = r_t + gamma G_next` over own tokens, 0 off the mask.
+    """Discounted sum of this and the later rewards: `G_t = r_t + gamma G_next` over action tokens, 0 off the mask.
 
     `G` is carried across holes undiscounted. Rewards 1 2 4 at gamma = 0.5 give 3 4 4.
 
@@ -114,10 +114,10 @@ def reward_to_go(rewards: Tokens, response_mask: Mask, *, gamma: float) -> Token
 
 @torch.no_grad()
 def place_scores(score: Turns, response_mask: Mask, turn: TurnNumbers) -> Tokens:
-    """Rewards `[B, R]` that hold `score[:, k]` on the last own token of turn k, and 0 elsewhere.
+    """Rewards `[B, R]` that hold `score[:, k]` on the last action token of turn k, and 0 elsewhere.
 
-    `score` is `[B, K]`. A row without an own token in turn k gets nothing for it; a turn on the mask that has no column
-    in `score` is a `ValueError`.
+    `score` is `[B, K]`. A row without an action token in turn k gets nothing for it; a turn on the mask that has no
+    column in `score` is a `ValueError`.
     """
     slots, turns = turn_slots(response_mask, turn)
     if turns > score.shape[1]:
@@ -168,7 +168,7 @@ def _scan_back(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
 
 
 def _turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: int, turn_value: str) -> Tensor:
-    """The value of each turn, `[B, K]`; 0 for a number without own tokens."""
+    """The value of each turn, `[B, K]`; 0 for a number without action tokens."""
     if turn_value not in TURN_VALUES:
         raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
     if turn_value == "mean":
@@ -179,7 +179,7 @@ def _turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: in
 
 
 def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:
-    """Mask `[B, R]` of the first or the last own token of each turn; `slots` and `turns` come from `turn_slots`."""
+    """Mask `[B, R]` of the first or the last action token of each turn; `slots` and `turns` come from `turn_slots`."""
     own = response_mask.bool()
     rows, width = own.shape
     columns = torch.arange(width, device=own.device).expand(rows, width)

@@ -78,7 +78,9 @@ def turn_slots(mask: Mask, turn: TurnNumbers) -> tuple[TurnNumbers, int]:
         return slots, 1
     lowest, highest = torch.stack(slots.aminmax()).tolist()
     if lowest < 0:
-        raise ValueError(f"turn={lowest} on an own token; every token that response_mask keeps has a turn of 0 or more")
+        raise ValueError(
+            f"turn={lowest} on an action token; every token that response_mask keeps has a turn of 0 or more"
+        )
     return slots, highest + 1
 
 

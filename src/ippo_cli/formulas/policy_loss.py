@@ -32,7 +32,7 @@ def pool_logratio(
 ) -> Tokens:
     """Log of the probability ratio of each token's unit, `[B, R]`: `log pi_new - log pi_old`, pooled, in [-20, 20].
 
-    The unit is the token, the tokens of its turn, or the row's own tokens (`level="token" | "turn" | "sequence"`).
+    The unit is the token, the tokens of its turn, or the row's action tokens (`level="token" | "turn" | "sequence"`).
     `pooling="sum"` is the log of the product of the unit's ratios, `"mean"` of their geometric mean (GSPO). The pooled
     number is clamped and stands on each of the unit's tokens; 0 off the mask. Gradients flow to every token of the
     unit. At level `token`, `pooling` changes nothing and `turn` is not read.
@@ -103,8 +103,8 @@ def behavior_weights(
 ) -> Tokens:
     """Importance weights that correct for a sampler which differs from the trainer, `[B, R]`, detached.
 
-    `w = exp(clamp(log pi_train - log pi_sampler, -20, 20))` per token, or of the sum over the row's own tokens on each
-    of them (`level="token" | "sequence"`); then `min(w, cap)` (`cap=math.inf` for none). `band=(low, high)` sets
+    `w = exp(clamp(log pi_train - log pi_sampler, -20, 20))` per token, or of the sum over the row's action tokens on
+    each of them (`level="token" | "sequence"`); then `min(w, cap)` (`cap=math.inf` for none). `band=(low, high)` sets
     weights whose untruncated value lies outside to 0: such tokens (or rows) do not train. 0 off the mask.
 
     Source: truncated importance sampling, Ionides 2008, as applied to sampler mismatch by Yao et al. 2025 ("Your

@@ -71,7 +71,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         reference: Policy | None = None,
     ) -> PolicyOutput:
-        """Log-probabilities (and entropies, values) of the own tokens of every row; logits exist by chunks only.
+        """Log-probabilities (and entropies, values) of the action tokens of every row; logits exist by chunks only.
 
         With a `reference`, also the exact divergence from it in each state.
         """
@@ -84,18 +84,26 @@ class Policy(nn.Module):
             chosen = torch.cat([chosen, chosen.new_zeros(missing, chosen.shape[1])])
             ids = torch.cat([ids, ids.new_zeros(missing)])
         logprobs, entropy = selected_logprobs(
-            chosen, self._logits[0], ids,
-            temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy,
-        )  # fmt: skip
+            chosen,
+            self._logits[0],
+            ids,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            with_entropy=with_entropy,
+        )
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         divergence = None
         if reference is not None:
             wanted = reference.own_states(sequences)
             wanted = torch.cat([wanted, wanted.new_zeros(len(ids) - count, wanted.shape[1])])
             divergence = full_kl(
-                chosen, self._logits[0], wanted, reference._logits[0], temperature=temperature,
+                chosen,
+                self._logits[0],
+                wanted,
+                reference._logits[0],
+                temperature=temperature,
                 chunk_tokens=chunk_tokens,
-            )  # fmt: skip
+            )
             divergence = zeros.masked_scatter(own, divergence[:count])
         values = final_values = None
         if self.value_head is not None:
@@ -110,7 +118,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def own_states(self, sequences: Sequences) -> Tensor:
-        """Hidden states `[n, H]` before each of the n own tokens, in the order of the mask."""
+        """Hidden states `[n, H]` before each of the n action tokens, in the order of the mask."""
         hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         return _before_own(hidden, sequences)
 

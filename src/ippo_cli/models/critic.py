@@ -110,6 +110,6 @@ def hidden_width(config: PreTrainedConfig) -> int:
 
 
 def split_values(values: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Values of all states `[b, R + 1]` as those before own tokens `[b, R]` (0 elsewhere) and after the last `[b]`."""
+    """Values of all states `[b, R + 1]`, split: before action tokens `[b, R]` (0 elsewhere), after all `[b]`."""
     before = values[:, :-1].masked_fill(~sequences.response_mask, 0.0)
     return before, values.gather(1, sequences.lengths[:, None]).squeeze(1)

@@ -28,10 +28,10 @@ class Sequences:
     packing: Packing | None
 
 
-def compact(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool = True) -> Sequences:
+def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool = True) -> Sequences:
     """The given rows as a model reads them; `R` is trimmed to their longest response.
 
-    Without `final` the last own token is not read: no state but the one after it needs it.
+    Without `final` the last action token is not read: no state but the one after it needs it.
     """
     prompt_mask = rollout.prompt_mask[rows]
     lengths = rollout.lengths[rows]

@@ -38,9 +38,15 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
     if config.is_encoder_decoder:
         raise UnusableModel("it is an encoder-decoder model; use a decoder-only one")
     model, found = kind.from_pretrained(
-        source, revision=revision, dtype=dtype, use_safetensors=True, output_loading_info=True,
-        trust_remote_code=False, ignore_mismatched_sizes=True, **options,
-    )  # fmt: skip
+        source,
+        revision=revision,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,
+        **options,
+    )
     missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
     if missing:
         raise UnusableModel(f"its files lack {len(missing)} of its weights, such as {missing[0]}")

@@ -114,9 +114,15 @@ def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> G
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    packing: Packing | None = None, trace: list[Tensor] | None = None, **options: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    trace: list[Tensor] | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
     """The library's `sdpa`, of every group by itself where the model reads a packed row."""
     if trace is not None:
         output, weights = attention(module, query, key, value, attention_mask, packing, **options)
@@ -145,9 +151,13 @@ def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, 
     # A mask of four axes is passed through as it is, and ours is in the packing.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
     output = backbone(
-        input_ids=input_ids, position_ids=packing.positions, attention_mask=mask, use_cache=False, packing=packing,
+        input_ids=input_ids,
+        position_ids=packing.positions,
+        attention_mask=mask,
+        use_cache=False,
+        packing=packing,
         **options,
-    )  # fmt: skip
+    )
     return output.last_hidden_state.flatten(0, 1)
 
 

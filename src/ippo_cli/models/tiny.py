@@ -29,9 +29,14 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # a line's end is a character as well
     raw.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, padding_side="left",
-        model_max_length=CONTEXT, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=raw,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def tokenizer_of(pairs: Sequence[tuple[str, str]]) -> PreTrainedTokenizerFast:
@@ -48,12 +53,18 @@ def make_tiny_actor(
     batches. The folder appears whole or not at all.
     """
     settings = {
-        "hidden_size": config.hidden_size, "num_layers": config.num_layers, "num_heads": config.num_heads,
-        "steps": config.warm_start_steps, "batch": config.warm_start_batch_size,
-        "learning_rate": config.warm_start_learning_rate, "seed": seed, "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "version": 3,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "steps": config.warm_start_steps,
+        "batch": config.warm_start_batch_size,
+        "learning_rate": config.warm_start_learning_rate,
+        "seed": seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "version": 3,
         "pairs": hashlib.sha256(json.dumps(list(pairs)).encode()).hexdigest(),
-    }  # fmt: skip
+    }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"tiny-{key}"
     if folder.is_dir():
@@ -123,10 +134,15 @@ def _supervised_batch(
 def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
     """The transformer's shape."""
     return LlamaConfig(
-        vocab_size=vocabulary, hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
-        num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads, max_position_embeddings=CONTEXT,
-        bos_token_id=None, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=config.hidden_size,
+        intermediate_size=4 * config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
 
 
 def _random_model(config: TinyActorConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:

@@ -39,8 +39,10 @@ def _answers(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> dict[st
     answers: dict[str, str] = {}
     for name, agent in agents.items():
         if agent.answer is None:
-            raise ConfigError(f"task.agents.{name}.answer=null",
-                              f"leaves {config.kind.value} nothing to compare with",
-                              "give the reference answer as a template such as '{answer}'")  # fmt: skip
+            raise ConfigError(
+                f"task.agents.{name}.answer=null",
+                f"leaves {config.kind.value} nothing to compare with",
+                "give the reference answer as a template such as '{answer}'",
+            )
         answers[name] = agent.answer
     return answers

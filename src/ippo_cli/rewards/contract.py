@@ -48,8 +48,10 @@ def checked(reward: Reward, agents: Sequence[str], rows: int) -> Reward:
         raise ValueError(f"'agent' numbers must be given for {sorted(agents)}, not for {sorted(reward.agent)}")
     for name in reward.parts:
         if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED_PARTS:
-            raise ValueError(f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
-                             "of " + " ".join(RESERVED_PARTS))  # fmt: skip
+            raise ValueError(
+                f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
+                "of " + " ".join(RESERVED_PARTS)
+            )
     return Reward(
         team=None if reward.team is None else _numbers("team", reward.team, rows),
         agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ippo_cli.config.schema import Match
 from ippo_cli.rewards.contract import Responses, Reward
-from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.prompts import render_template
 from ippo_cli.types import Example
 
 
@@ -27,7 +27,7 @@ class ExactMatch:
         exact = [1.0] * len(examples)
         for name, texts in responses.items():
             for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
-                reference = fill(self.answers[name], example, f"task.agents.{name}.answer")
+                reference = render_template(self.answers[name], example, f"task.agents.{name}.answer")
                 correct[name][row] = sum(a == b for a, b in zip(reference, text, strict=False))
                 longest[name][row] = max(len(reference), len(text))
                 exact[row] *= text == reference

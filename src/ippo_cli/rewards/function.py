@@ -76,5 +76,6 @@ def _load_module(name: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # importing runs the user's code
-        raise ConfigError(setting, f"cannot be imported ({located(error)})",
-                          "check the module's name and PYTHONPATH") from error  # fmt: skip
+        raise ConfigError(
+            setting, f"cannot be imported ({located(error)})", "check the module's name and PYTHONPATH"
+        ) from error

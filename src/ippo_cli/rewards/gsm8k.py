@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from ippo_cli.config.schema import NumberMatch
 from ippo_cli.rewards.contract import Responses, Reward
-from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.prompts import render_template
 from ippo_cli.types import Example
 
 # An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.
@@ -36,8 +36,10 @@ class Gsm8k:
         strict: dict[str, list[float]] = {}
         flexible: dict[str, list[float]] = {}
         for name, texts in responses.items():
-            wanted = [reference_number(fill(self.answers[name], example, f"task.agents.{name}.answer"))
-                      for example in examples]  # fmt: skip
+            wanted = [
+                reference_number(render_template(self.answers[name], example, f"task.agents.{name}.answer"))
+                for example in examples
+            ]
             strict[name] = _right(wanted, map(strict_number, texts))
             flexible[name] = _right(wanted, map(last_number, texts))
         own = strict if self.match is NumberMatch.strict else flexible

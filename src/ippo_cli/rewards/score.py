@@ -13,10 +13,10 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
-from ippo_cli.rewards.early import EarlyAnswers
 from ippo_cli.rewards.located import located
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.retry import Answers
+from ippo_cli.rewards.streaming import StreamedAnswers
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
 
@@ -27,17 +27,17 @@ def score(
     config: RewardConfig,
     moments: Mapping[str, ScoreMoments],
     *,
-    early: EarlyAnswers | None = None,
+    streamed: StreamedAnswers | None = None,
     observe: bool = True,
 ) -> dict[str, Scores]:
     """Each agent's scores of the rows of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
 
-    `early` holds what the reward was asked while rows were still being written. A running z-score takes these rows into
-    the agents' `moments` first, unless told not to `observe` them.
+    `streamed` holds what the reward was asked while rows were still being written. A running z-score takes these rows
+    into the agents' `moments` first, unless told not to `observe` them.
     """
     examples = next(iter(batch.values())).examples
     responses = {name: rollout.texts for name, rollout in rollouts.items()}
-    given, failure = attempt(reward, examples, responses, config, early)
+    given, failure = attempt(reward, examples, responses, config, streamed)
     device = next(iter(rollouts.values())).response_ids.device
     allowed = torch.tensor([True] * len(examples) if given.valid is None else given.valid, dtype=torch.bool)
     with distributed.failing_together():
@@ -52,9 +52,14 @@ def score(
 
 
 def _scores(
-    numbers: Tensor, valid: Tensor, parts: dict[str, Tensor], config: RewardConfig, moments: ScoreMoments, *,
+    numbers: Tensor,
+    valid: Tensor,
+    parts: dict[str, Tensor],
+    config: RewardConfig,
+    moments: ScoreMoments,
+    *,
     observe: bool,
-) -> Scores:  # fmt: skip
+) -> Scores:
     raw = numbers.where(valid, 0.0)[:, None]
     final = processed(numbers, valid, config, moments, observe=observe)[:, None] if config.processor else raw
     return Scores(score=final, raw=raw, parts=parts, valid=valid)
@@ -65,7 +70,7 @@ def attempt(
     examples: Sequence[Example],
     responses: Responses,
     config: RewardConfig,
-    early: EarlyAnswers | None = None,
+    streamed: StreamedAnswers | None = None,
 ) -> tuple[Reward, Exception | None]:
     """The reward's answer, without a valid number where it kept failing, and what went wrong first.
 
@@ -82,7 +87,7 @@ def attempt(
     most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
     answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
     with distributed.failing_together():
-        begun = early() if early is not None else []
+        begun = streamed() if streamed is not None else []
         for part, answer in begun:
             answers.take(part, answer)
         known = {row for part, _ in begun for row in part}
@@ -102,9 +107,11 @@ def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
     counted = [(weight, numbers) for weight, numbers in terms if weight and numbers is not None]
     if not counted:
         kind = "agent" if given.team is None else "team"
-        raise ConfigError(f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
-                          f"count nothing of this reward, which gives {kind!r} numbers",
-                          f"set reward.{kind}_weight=1.0")  # fmt: skip
+        raise ConfigError(
+            f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
+            f"count nothing of this reward, which gives {kind!r} numbers",
+            f"set reward.{kind}_weight=1.0",
+        )
     total = torch.zeros(rows, dtype=torch.float64)
     for weight, numbers in counted:
         total += weight * torch.tensor(numbers, dtype=torch.float64)

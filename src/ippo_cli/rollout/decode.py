@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ippo_cli.rollout.continuous import language_model, text_config
-from ippo_cli.rollout.forwards import Forwards, forwards_for
-from ippo_cli.rollout.ledger import Ledger
+from ippo_cli.rollout.continuous_batching import language_model, text_config
+from ippo_cli.rollout.decode_state import DecodeState
+from ippo_cli.rollout.model_runner import ModelRunner, model_runner_for
 from ippo_cli.rollout.sampling import Sampling
 
 REFILL_SHARE = 0.25
@@ -73,14 +73,12 @@ def decode(
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a response needs something to follow")
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
-    ledger = Ledger(
-        (prompt_ids, prompt_mask), limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer
-    )  # fmt: skip
-    forwards = forwards_for(model)
+    state = DecodeState((prompt_ids, prompt_mask), limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer)
+    runner = model_runner_for(model)
     waiting = Waiting(prompt_ids, lengths, np.flatnonzero(limits > 0))
-    with forwards.session():
-        _run(forwards, ledger, waiting, batch_size, poll, finished, any_rank or bool)
-    return _decoded(ledger, tokenizer)
+    with runner.session():
+        _run(runner, state, waiting, batch_size, poll, finished, any_rank or bool)
+    return _decoded(state, tokenizer)
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -118,63 +116,72 @@ class Waiting:
 
 
 def _run(
-    forwards: Forwards, ledger: Ledger, waiting: Waiting, batch_size: int, poll: Poll | None,
-    finished: Finished | None, any_rank: AnyRank,
-) -> None:  # fmt: skip
+    runner: ModelRunner,
+    state: DecodeState,
+    waiting: Waiting,
+    batch_size: int,
+    poll: Poll | None,
+    finished: Finished | None,
+    any_rank: AnyRank,
+) -> None:
     """Turns of: one token for every live row, prompts into free places, sampling for all of them at once."""
-    total = len(ledger.lengths)
+    total = len(state.lengths)
     while True:
-        live = len(ledger.rows)
+        live = len(state.rows)
         logits, joined, busy = [], [], False
         if any_rank(live > 0):
             busy = True
             if live:
-                logits.append(forwards.step(ledger.tokens))
+                logits.append(runner.decode(state.tokens))
             else:
-                forwards.idle()
-        places = _places(forwards, live, len(waiting), batch_size)
+                runner.dummy_forward()
+        places = _places(runner, live, len(waiting), batch_size)
         while any_rank(places > 0):
             busy = True
             if places:
                 rows, ids, lengths = waiting.take(places)
-                logits.append(forwards.fill(ids, lengths))
+                logits.append(runner.prefill(ids, lengths))
                 joined.append(rows)
-                places = min(places - len(rows), len(waiting)) if forwards.joins else 0
+                places = min(places - len(rows), len(waiting)) if runner.joins else 0
             else:
-                forwards.idle()
+                runner.dummy_forward()
         if not busy:
             return
         if logits:
-            alive = ledger.record(torch.cat(logits), np.concatenate([*joined, ledger.rows[:0]]))
+            alive = state.record(torch.cat(logits), np.concatenate([*joined, state.rows[:0]]))
             if not alive.all():
                 if finished is not None:
-                    ended = ledger.rows[~alive]
-                    finished(ended.tolist(), ledger.texts(ended))
-                ledger.keep(forwards.keep(alive))
+                    ended = state.rows[~alive]
+                    finished(ended.tolist(), state.texts(ended))
+                state.keep(runner.keep(alive))
         if poll is not None:
-            poll(total - len(waiting) - len(ledger.rows), total)
+            poll(total - len(waiting) - len(state.rows), total)
 
 
-def _places(forwards: Forwards, live: int, waiting: int, batch_size: int) -> int:
+def _places(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:
     """How many waiting prompts to read now."""
     free = min(batch_size - live, waiting)
-    worth = not live or (forwards.joins and free >= min(waiting, math.ceil(REFILL_SHARE * batch_size)))
+    worth = not live or (runner.joins and free >= min(waiting, math.ceil(REFILL_SHARE * batch_size)))
     return free if worth else 0
 
 
-def _decoded(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> Decoded:
-    device = ledger.ids.device
-    lengths = torch.from_numpy(ledger.lengths).to(device)
-    width = max(1, int(ledger.lengths.max(initial=0)))
+def _decoded(state: DecodeState, tokenizer: PreTrainedTokenizerBase) -> Decoded:
+    device = state.ids.device
+    lengths = torch.from_numpy(state.lengths).to(device)
+    width = max(1, int(state.lengths.max(initial=0)))
     mask = torch.arange(width, device=device) < lengths[:, None]
-    logprobs = ledger.logprobs[:, :width].clone()
-    filtered = ledger.behavior_logprobs is not ledger.logprobs
-    behavior = ledger.behavior_logprobs[:, :width].clone() if filtered else logprobs
+    logprobs = state.logprobs[:, :width].clone()
+    filtered = state.behavior_logprobs is not state.logprobs
+    behavior = state.behavior_logprobs[:, :width].clone() if filtered else logprobs
     if not torch.isfinite(logprobs).all():
         raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
-    texts = ledger.texts(np.arange(len(ledger.lengths)))
+    texts = state.texts(np.arange(len(state.lengths)))
     padding = tokenizer.pad_token_id if isinstance(tokenizer.pad_token_id, int) else 0
     return Decoded(
-        response_ids=ledger.ids[:, :width].masked_fill(~mask, padding), response_mask=mask, logprobs=logprobs,
-        behavior_logprobs=behavior, finished=torch.from_numpy(ledger.finished).to(device), texts=texts,
-    )  # fmt: skip
+        response_ids=state.ids[:, :width].masked_fill(~mask, padding),
+        response_mask=mask,
+        logprobs=logprobs,
+        behavior_logprobs=behavior,
+        finished=torch.from_numpy(state.finished).to(device),
+        texts=texts,
+    )

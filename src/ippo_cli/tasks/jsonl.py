@@ -41,8 +41,10 @@ def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
             setting = f"task.agents.{name}.{leaf}"
             for field in sorted(fields_of(template, setting) & set(rows.column_names)):
                 if nulls := rows.data.column(field).null_count:
-                    raise PreflightError(f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {setting} "
-                                         f"names; leave them out of the file")  # fmt: skip
+                    raise PreflightError(
+                        f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {setting} "
+                        f"names; leave them out of the file"
+                    )
 
 
 def _read(key: str, source: Any, data_config: str | None, split: str, size: int | None) -> Sequence[Example]:
@@ -107,9 +109,15 @@ def _load_csv(file: str) -> Any:
     with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
         columns = next(csv.reader(text, delimiter=separator))
     return load_dataset(
-        "csv", data_files=file, split="train", sep=separator, encoding="utf-8-sig", keep_default_na=False,
-        na_values=[""], features=Features({column: Value("string") for column in columns}),
-    )  # fmt: skip
+        "csv",
+        data_files=file,
+        split="train",
+        sep=separator,
+        encoding="utf-8-sig",
+        keep_default_na=False,
+        na_values=[""],
+        features=Features({column: Value("string") for column in columns}),
+    )
 
 
 def _suffix(file: str) -> str:

@@ -48,9 +48,12 @@ def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Ex
 def _walk(size: int, start: Cell, goal: Cell) -> Example:
     right, up = goal[0] - start[0], goal[1] - start[1]
     return {
-        "size": size, "start": f"{FILES[start[0]]}{start[1] + 1}", "goal": f"{FILES[goal[0]]}{goal[1] + 1}",
-        "horizontal": "r" * right or "l" * -right, "vertical": "u" * up or "d" * -up,
-    }  # fmt: skip
+        "size": size,
+        "start": f"{FILES[start[0]]}{start[1] + 1}",
+        "goal": f"{FILES[goal[0]]}{goal[1] + 1}",
+        "horizontal": "r" * right or "l" * -right,
+        "vertical": "u" * up or "d" * -up,
+    }
 
 
 def _distinct(draw: Callable[[], T], wanted: int) -> list[T]:
@@ -63,5 +66,8 @@ def _distinct(draw: Callable[[], T], wanted: int) -> list[T]:
 
 def _refuse_more_than(possible: int, config: LettersConfig | GridConfig, what: str) -> None:
     if config.train_size + config.eval_size > possible:
-        raise ConfigError(f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-                          f"ask for more examples than the {possible} {what}", "lower the sizes")  # fmt: skip
+        raise ConfigError(
+            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
+            f"ask for more examples than the {possible} {what}",
+            "lower the sizes",
+        )

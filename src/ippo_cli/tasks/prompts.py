@@ -28,21 +28,30 @@ def share(total: int, rank: int, world_size: int) -> range:
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
 
-def fill(template: str, example: Example, setting: str) -> str:
+def render_template(template: str, example: Example, setting: str) -> str:
     """The template with each `{field}` replaced by that field of the example; `{{` and `}}` are braces."""
     parts: list[str] = []
     for literal, field, form, conversion in _pieces(template, setting):
         parts.append(literal)
         if form or conversion:
-            raise ConfigError(f"{setting}={template!r}", f"formats the field {field!r}, and fields stay as they are",
-                              f"write {{{field}}}, or {{{{ and }}}} for braces")  # fmt: skip
+            raise ConfigError(
+                f"{setting}={template!r}",
+                f"formats the field {field!r}, and fields stay as they are",
+                f"write {{{field}}}, or {{{{ and }}}} for braces",
+            )
         if field is not None:
             if field not in example:
-                raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which examples do not have",
-                                  "they have: " + " ".join(example))  # fmt: skip
+                raise ConfigError(
+                    f"{setting}={template!r}",
+                    f"names the field {field!r}, which examples do not have",
+                    "they have: " + " ".join(example),
+                )
             if example[field] is None:  # the word None is nothing that anybody meant to say
-                raise ConfigError(f"{setting}={template!r}", f"names the field {field!r}, which is null in an example",
-                                  "fill it in, or leave such examples out")  # fmt: skip
+                raise ConfigError(
+                    f"{setting}={template!r}",
+                    f"names the field {field!r}, which is null in an example",
+                    "fill it in, or leave such examples out",
+                )
             parts.append(str(example[field]))
     return "".join(parts)
 
@@ -58,8 +67,9 @@ def _pieces(template: str, setting: str) -> tuple[tuple[str, str | None, str | N
     try:
         return tuple(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"{setting}={template!r}", f"is no template ({error})",
-                          "write {{ and }} for braces") from error  # fmt: skip
+        raise ConfigError(
+            f"{setting}={template!r}", f"is no template ({error})", "write {{ and }} for braces"
+        ) from error
 
 
 class PromptStream:
@@ -103,9 +113,11 @@ class PromptStream:
         chat = bool(wanted) and there
         system = self.agents[agent].system
         if system is not None and not chat:
-            raise ConfigError(f"task.agents.{agent}.system={system!r}",
-                              "has an effect with a chat template only, and none is used for this agent",
-                              "use an instruction-tuned model, or put the text into the template")  # fmt: skip
+            raise ConfigError(
+                f"task.agents.{agent}.system={system!r}",
+                "has an effect with a chat template only, and none is used for this agent",
+                "use an instruction-tuned model, or put the text into the template",
+            )
         return chat
 
     def batch(self, iteration: int, rank: int, world_size: int) -> dict[str, PromptBatch]:
@@ -114,16 +126,16 @@ class PromptStream:
         rows = share(size, rank, world_size)
         first = iteration * self.prompts_per_iteration
         examples = [self._example(first + row // self.num_generations) for row in rows]
-        return self.ask(examples, torch.tensor([iteration * size + row for row in rows], dtype=torch.long))
+        return self.tokenize_prompts(examples, torch.tensor([iteration * size + row for row in rows], dtype=torch.long))
 
-    def ask(self, examples: Sequence[Example], index: torch.Tensor) -> dict[str, PromptBatch]:
+    def tokenize_prompts(self, examples: Sequence[Example], index: torch.Tensor) -> dict[str, PromptBatch]:
         """Each agent's prompts about the given examples."""
-        return {name: self._ask_agent(name, examples, index) for name in self.agents}
+        return {name: self._tokenize_agent_prompts(name, examples, index) for name in self.agents}
 
     def text(self, agent: str, example: Example) -> str:
         """What an agent reads about an example."""
         config = self.agents[agent]
-        prompt = fill(config.template, example, f"task.agents.{agent}.template")
+        prompt = render_template(config.template, example, f"task.agents.{agent}.template")
         if not self._chats[agent]:
             return prompt
         messages = [{"role": "user", "content": prompt}]
@@ -140,7 +152,7 @@ class PromptStream:
             setting = f"task.agents.{agent}.system={config.system!r}"
             raise ConfigError(setting, rule, "set it to null, and put its text into the template") from error
 
-    def asked(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
+    def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
         """The training rows that so many iterations work on, each once, with their places in the data."""
         count = num_iterations * self.prompts_per_iteration
         if count >= len(self.examples):
@@ -174,10 +186,10 @@ class PromptStream:
         template, setting = self.agents[agent].template, f"task.agents.{agent}.template"
         _, first = rows[0]
         around = SLACK + self.tokenizers[agent].num_special_tokens_to_add()
-        around += len(self.text(agent, first).encode()) - len(fill(template, first, setting).encode())
+        around += len(self.text(agent, first).encode()) - len(render_template(template, first, setting).encode())
         room = min(self.max_prompt_tokens, contexts[agent] - 1) - around
         for row, example in rows:
-            if not 0 < len(fill(template, example, setting).encode()) <= room:
+            if not 0 < len(render_template(template, example, setting).encode()) <= room:
                 yield row, example
 
     def _ids(self, agent: str, texts: Sequence[str]) -> list[list[int]]:
@@ -193,7 +205,7 @@ class PromptStream:
                 "raise it, or shorten the prompts" if length else "prompts must have a token",
             )
 
-    def _ask_agent(self, agent: str, examples: Sequence[Example], index: torch.Tensor) -> PromptBatch:
+    def _tokenize_agent_prompts(self, agent: str, examples: Sequence[Example], index: torch.Tensor) -> PromptBatch:
         texts = [self.text(agent, example) for example in examples]
         ids = self._ids(agent, texts)
         lengths = [len(row) for row in ids]

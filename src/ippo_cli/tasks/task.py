@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.prompts import fill
+from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.types import Example
 
@@ -47,4 +47,4 @@ def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for name, agent in config.agents.items():
         for leaf, template in (("template", agent.template), ("answer", agent.answer)):
             for example in examples:
-                fill(template or "", example, f"task.agents.{name}.{leaf}")
+                render_template(template or "", example, f"task.agents.{name}.{leaf}")

@@ -99,8 +99,10 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         told = f"{self.folder}: a checkpoint has about {_mib(size)}, {_mib(free)} are free, and"
         if free < most * size:
-            raise PreflightError(f"{told} {most} will lie there at once; make room, use another output_dir=, or save "
-                                 f"less often than checkpoint.every={every}")  # fmt: skip
+            raise PreflightError(
+                f"{told} {most} will lie there at once; make room, use another output_dir=, or save "
+                f"less often than checkpoint.every={every}"
+            )
         if self.config.best and free < (most + 1) * size:
             warn(f"{told} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)")
 
@@ -373,10 +375,15 @@ def rng_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = numpy.random.get_state()
     state = {
         "python": [version, list(words), gauss],
-        "numpy": [str(kind), base64.b64encode(numpy.asarray(keys).tobytes()).decode(), int(position), int(has_gauss),
-                  float(cached)],
+        "numpy": [
+            str(kind),
+            base64.b64encode(numpy.asarray(keys).tobytes()).decode(),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-    }  # fmt: skip
+    }
     if torch.cuda.is_available():
         state["cuda"] = base64.b64encode(torch.cuda.get_rng_state().numpy().tobytes()).decode()
     return state
@@ -387,8 +394,9 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
-    numpy.random.set_state((kind, numpy.frombuffer(base64.b64decode(keys), dtype=numpy.uint32), position, has_gauss,
-                            cached))  # fmt: skip
+    numpy.random.set_state(
+        (kind, numpy.frombuffer(base64.b64decode(keys), dtype=numpy.uint32), position, has_gauss, cached)
+    )
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch"])), dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["cuda"])), dtype=torch.uint8))
@@ -413,6 +421,9 @@ def _stored(state: State) -> dict[str, Any]:
             name: {learner.role: learner.skipped_in_a_row for learner in agent.learners}
             for name, agent in state.agents.items()
         },
-        "run": {"evaluation": state.run.evaluation, "iterations": state.run.iterations,
-                "wall_seconds": state.run.wall_seconds},
-    }  # fmt: skip
+        "run": {
+            "evaluation": state.run.evaluation,
+            "iterations": state.run.iterations,
+            "wall_seconds": state.run.wall_seconds,
+        },
+    }

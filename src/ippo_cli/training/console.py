@@ -148,8 +148,10 @@ class Console:
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
         greedy = "greedy/exact"
-        lines = [f"held-out score   {first['score']:.3f} -> {last['score']:.3f}   (best {best['score']:.3f} after "
-                 f"iteration {best['iteration']})"]  # fmt: skip
+        lines = [
+            f"held-out score   {first['score']:.3f} -> {last['score']:.3f}   (best {best['score']:.3f} after "
+            f"iteration {best['iteration']})"
+        ]
         if greedy in first and greedy in last:
             lines.append(f"greedy exact     {first[greedy]:.3f} -> {last[greedy]:.3f}")
         lines += [
@@ -163,8 +165,11 @@ class Console:
             self.__exit__()  # the last word is below the display
             # Paths are there to be copied: where they do not fit into a frame, there is none.
             framed = self._rich and max(map(len, lines)) + 4 <= self._out.width
-            self._out.print(Panel(Text("\n".join(lines)), title="done", expand=False) if framed
-                            else Text("\n".join(["done", *(f"  {line}" for line in lines)])))  # fmt: skip
+            self._out.print(
+                Panel(Text("\n".join(lines)), title="done", expand=False)
+                if framed
+                else Text("\n".join(["done", *(f"  {line}" for line in lines)]))
+            )
             sys.stdout.flush()
 
     def _columns(self) -> list[str]:
@@ -185,8 +190,10 @@ class Console:
         seconds = f"{row['time/iteration']:.1f}s ({_phases(row)})"
         footer = Text(
             f"{row['perf/tokens_per_second']:.0f} tok/s   {seconds}   ETA {_clock(left)}",
-            style="dim", no_wrap=False, overflow="fold",
-        )  # fmt: skip
+            style="dim",
+            no_wrap=False,
+            overflow="fold",
+        )
         return Panel(Group(table, footer), title=f"iteration {int(row['iteration'])} of {num_iterations}", expand=False)
 
     def _clear_bars(self) -> None:
@@ -228,10 +235,15 @@ def iteration_line(
     usual |= {"perf/tokens_per_second": 12345.0, "time/iteration": 12.3}
     brief = [column for column in columns if column != "response_length"]
     layouts: list[tuple[Callable[..., list[str]], Sequence[str], tuple[str, ...]]] = [
-        (_each, columns, ("agents", "rate", "phases")), (_each, columns, ("agents", "rate")),
-        (_each, brief, ("agents", "rate")), (_each, brief, ("rate",)), (_each, brief, ()),
-        (_worst, brief, ("agents", "rate")), (_worst, brief, ("rate",)), (_worst, brief, ()),
-    ]  # fmt: skip
+        (_each, columns, ("agents", "rate", "phases")),
+        (_each, columns, ("agents", "rate")),
+        (_each, brief, ("agents", "rate")),
+        (_each, brief, ("rate",)),
+        (_each, brief, ()),
+        (_worst, brief, ("agents", "rate")),
+        (_worst, brief, ("rate",)),
+        (_worst, brief, ()),
+    ]
     for told, wanted, extras in layouts:
         if text_width(_joined(usual, agents, told, wanted, extras, num_iterations, 35999.0)) <= LINE_WIDTH:
             break
@@ -239,9 +251,14 @@ def iteration_line(
 
 
 def _joined(
-    row: Mapping[str, float], agents: Sequence[str], told: Callable[..., list[str]], columns: Sequence[str],
-    extras: Sequence[str], num_iterations: int, left: float,
-) -> str:  # fmt: skip
+    row: Mapping[str, float],
+    agents: Sequence[str],
+    told: Callable[..., list[str]],
+    columns: Sequence[str],
+    extras: Sequence[str],
+    num_iterations: int,
+    left: float,
+) -> str:
     parts = [f"{int(row['iteration']):>5}/{num_iterations}"]
     if "agents" in extras and len(agents) > 1:
         names = "/".join(shortened(name) for name in agents)

@@ -34,7 +34,7 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
     """Score the whole held-out set. Metrics are the same on every rank, and for every number of ranks."""
     rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
     examples = [task.held_out[row] for row in rows]
-    batch = prompts.ask(examples, torch.tensor(list(rows), dtype=torch.long))
+    batch = prompts.tokenize_prompts(examples, torch.tensor(list(rows), dtype=torch.long))
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
@@ -50,9 +50,12 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
-    if config.task.headline not in metrics:
-        raise ConfigError(f"task.headline={config.task.headline}", "is no evaluation metric of this task and reward",
-                          "use one of " + " ".join(metrics))  # fmt: skip
+    if config.task.primary_metric not in metrics:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "is no evaluation metric of this task and reward",
+            "use one of " + " ".join(metrics),
+        )
     return Evaluation(metrics=metrics, samples=samples)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.agents.agent import Loaded
+from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
 from ippo_cli.config.schema import Config
@@ -63,38 +63,57 @@ def _evaluate(
 ) -> Path:
     device = prepare_process(config)
     try:
-        speakers = {}
+        policies = {}
         for name, agent in config.task.agents.items():
             record = subject.models[name]
             policy = Policy(load_causal_lm(record["model"], record["commit"], agent.actor.dtype)).to(device).eval()
             tokenizer = load_tokenizer(record["model"], record["commit"])
-            speakers[name] = Loaded(name=name, tokenizer=tokenizer, policy=policy)
+            policies[name] = FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
         held_out = load_held_out(config.task, config.seed)
         prompts = PromptStream(
-            held_out, config.task.agents, {name: speaker.tokenizer for name, speaker in speakers.items()},
-            seed=config.seed, prompts_per_iteration=1, num_generations=1,
+            held_out,
+            config.task.agents,
+            {name: policy.tokenizer for name, policy in policies.items()},
+            seed=config.seed,
+            prompts_per_iteration=1,
+            num_generations=1,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             chat_template=chat_template(config.task),
-        )  # fmt: skip
-        contexts = {name: context_limit(speaker.policy.lm.config, config.rollout) for name, speaker in speakers.items()}
+        )
+        contexts = {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()}
         prompts.refuse_too_long(enumerate(held_out), "the held-out data", contexts)
-        with Console(config.tracker.console, list(speakers)) as console:
+        with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    speakers, batch, config.rollout, seed=config.evaluation.seed, purpose="evaluation", greedy=greedy,
+                    policies,
+                    batch,
+                    config.rollout,
+                    seed=config.evaluation.seed,
+                    purpose="evaluation",
+                    greedy=greedy,
                     poll=lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
                 ),
-                prompts, Task(train=(), held_out=held_out), build_reward(config.reward, config.task.agents), config,
-            )  # fmt: skip
+                prompts,
+                Task(train=(), held_out=held_out),
+                build_reward(config.reward, config.task.agents),
+                config,
+            )
             console.samples(result.samples[: config.tracker.samples])
-            headline = config.task.headline
+            primary_metric = config.task.primary_metric
             record = {
-                **subject.told, "models": subject.models, "overrides": list(overrides), "rows": len(held_out),
-                "headline": headline, "score": result.metrics[headline], **result.metrics,
-            }  # fmt: skip
+                **subject.told,
+                "models": subject.models,
+                "overrides": list(overrides),
+                "rows": len(held_out),
+                "primary_metric": primary_metric,
+                "score": result.metrics[primary_metric],
+                **result.metrics,
+            }
             target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
             distributed.on_main(lambda: _write(target, record))
-            console.say(f"{subject.name}: held-out score {record['score']:.3f} ({headline}, {len(held_out)} rows)")
+            console.say(
+                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(held_out)} rows)"
+            )
             for key, value in result.metrics.items():
                 console.say(f"  {key:<40} {value:.4f}")
             console.say(f"written to {target}")
@@ -160,8 +179,9 @@ def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Pa
     root = folder / "checkpoints"
     if iteration is None and checkpoint != "latest":
         if not checkpoint.isdigit():
-            raise ConfigError(f"checkpoint={checkpoint}", "is not known",
-                              "use latest, best, initial or an iteration's number")  # fmt: skip
+            raise ConfigError(
+                f"checkpoint={checkpoint}", "is not known", "use latest, best, initial or an iteration's number"
+            )
         iteration = int(checkpoint)
     there = {int(path.name.split("_")[1]): path for path in all_checkpoints(root)}
     found = newest_intact(root) if iteration is None else there.get(iteration)

@@ -80,9 +80,13 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
 def _start(folder: Path, rank: int, processes: int, port: int, *, resumed: bool) -> subprocess.Popen[bytes]:
     threads = os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
     environment = os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": threads,
-    }  # fmt: skip
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": threads,
+    }
     command = [sys.executable, "-m", "ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
     # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
     return subprocess.Popen(command, env=environment, process_group=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size
-from ippo_cli.config.schema import Config, Dtype, Gather, SeparateCriticConfig
+from ippo_cli.config.schema import Config, Dtype, SeparateCriticConfig, Zero3Gather
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -135,21 +135,46 @@ def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: in
     actor, critic = settings.actor, settings.critic
     mini = config.algorithm.mini_batch_size or config.rollout.buffer_size
     yield _engine(
-        config, f"{name} actor", agent.actor, actor.dtype, ranks, agent.context, rows, mini,
-        checkpointed=actor.gradient_checkpointing, decodes=True,
-    )  # fmt: skip
+        config,
+        f"{name} actor",
+        agent.actor,
+        actor.dtype,
+        ranks,
+        agent.context,
+        rows,
+        mini,
+        checkpointed=actor.gradient_checkpointing,
+        decodes=True,
+    )
     if agent.critic is not None:
         assert isinstance(critic, SeparateCriticConfig)
         yield _engine(
-            config, f"{name} critic", agent.critic, critic.dtype, ranks, agent.context, rows,
-            critic_mini_batch_size(config, critic), checkpointed=critic.gradient_checkpointing, decodes=False,
-        )  # fmt: skip
+            config,
+            f"{name} critic",
+            agent.critic,
+            critic.dtype,
+            ranks,
+            agent.context,
+            rows,
+            critic_mini_batch_size(config, critic),
+            checkpointed=critic.gradient_checkpointing,
+            decodes=False,
+        )
 
 
 def _engine(
-    config: Config, name: str, shape: ModelShape, dtype: Dtype, ranks: int, context: int, rows: int, mini: int, *,
-    checkpointed: bool, decodes: bool,
-) -> Trained:  # fmt: skip
+    config: Config,
+    name: str,
+    shape: ModelShape,
+    dtype: Dtype,
+    ranks: int,
+    context: int,
+    rows: int,
+    mini: int,
+    *,
+    checkpointed: bool,
+    decodes: bool,
+) -> Trained:
     deepspeed, width, longest = config.deepspeed, _width(dtype), longest_row(config, context)
     memory = engine_memory(
         shape.parameters,
@@ -163,7 +188,7 @@ def _engine(
     )
     # A row that is longer than the budget is a batch of its own.
     micro = min(max(deepspeed.micro_batch_tokens, longest), longest * min(rows, max(mini // ranks, 1)))
-    scored = min(max(deepspeed.scoring_batch_tokens, longest), longest * rows)
+    scored = min(max(deepspeed.forward_batch_tokens, longest), longest * rows)
     chunk = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1)
     logits = shape.vocabulary if decodes else 0
     return Trained(
@@ -207,7 +232,7 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
     if config.deepspeed.stage != 3:
         return 0.0
     whole = actor.width * actor.shape.parameters
-    if config.rollout.gather is Gather.layer:
+    if config.rollout.zero3_gather is Zero3Gather.layer:
         return min(whole, actor.width * MAX_LIVE)
     return max(whole - actor.memory.weights, 0.0)
 

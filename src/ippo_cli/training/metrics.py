@@ -24,17 +24,17 @@ METRICS: dict[str, str] = {
     "<agent>/score/processed/std": "standard deviation of the same scores",
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
     "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
-    "<agent>/rollout/response_length": "mean own tokens per response, the stop token included",
+    "<agent>/rollout/response_length": "mean action tokens per response, the stop token included",
     "<agent>/rollout/truncated_share": "share of responses cut at a limit instead of ending by themselves",
-    "<agent>/rollout/logprob": "mean log-probability per own token when sampled",
+    "<agent>/rollout/logprob": "mean log-probability per action token when sampled",
     "<agent>/rollout/filter_gap": "mean log-probability under the sampling filters minus the unfiltered one",
     "<agent>/rollout/sampler_gap": "recompute_logprobs: mean |p_train - p_sampler| of the sampled tokens",
     "<agent>/rollout/sampler_gap_max": "recompute_logprobs: the largest such difference",
     "<agent>/targets/reward": "mean per-token reward, KL term included",
-    "<agent>/targets/value": "mean value of the states before own tokens",
+    "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
-    "<agent>/targets/advantage_spread": "standard deviation of the advantages over own tokens, as they are trained on",
-    "<agent>/targets/silent_share": "share of responses whose advantages are all 0, such as groups of equal scores",
+    "<agent>/targets/advantage_spread": "standard deviation over action tokens of the advantages that are trained on",
+    "<agent>/targets/zero_advantage_fraction": "share of responses whose advantages are all 0 (groups of equal scores)",
     "<agent>/targets/drawn_share": "share of responses drawn at least once; 1 without algorithm.reweight",
     "<agent>/rollout/effective_sample_share": "(sum w)^2 / (n sum w^2) of the behaviour weights, where there are any",
     "<agent>/rollout/probability_gap": "mean |p of the policy - p that a token was drawn with|, filters included",
@@ -69,7 +69,7 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
     "eval/<mode>/<agent>/score": "held-out score of one agent",
-    "eval/<mode>/<agent>/response_length": "mean own tokens per held-out response",
+    "eval/<mode>/<agent>/response_length": "mean action tokens per held-out response",
     "eval/<mode>/<agent>/truncated_share": "share of held-out responses cut at a limit",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of generation",
@@ -149,16 +149,22 @@ def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
 def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:
     """One agent's numbers about what its algorithm made of a buffer, over all ranks."""
     mask = targets.loss_mask
-    sums = {"rows": mask.any(dim=1), "silent": mask.any(dim=1) & (targets.advantages == 0).all(dim=1),
-            "all": torch.ones_like(targets.draws), "drawn": targets.draws > 0, "tokens": mask,
-            "w": targets.weights * mask, "w2": targets.weights.square() * mask,
-            "gap": (rollout.logprobs.exp() - rollout.behavior_logprobs.exp()).abs() * mask,
-            "value": targets.values * mask}  # fmt: skip
+    sums = {
+        "rows": mask.any(dim=1),
+        "silent": mask.any(dim=1) & (targets.advantages == 0).all(dim=1),
+        "all": torch.ones_like(targets.sample_counts),
+        "drawn": targets.sample_counts > 0,
+        "tokens": mask,
+        "w": targets.behavior_weights * mask,
+        "w2": targets.behavior_weights.square() * mask,
+        "gap": (rollout.logprobs.exp() - rollout.behavior_logprobs.exp()).abs() * mask,
+        "value": targets.values * mask,
+    }
     total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
     of = dict(zip(sums, total, strict=True))
     found = {
         "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5,
-        "targets/silent_share": of["silent"] / max(of["rows"], 1.0),
+        "targets/zero_advantage_fraction": of["silent"] / max(of["rows"], 1.0),
         "targets/drawn_share": of["drawn"] / of["all"],
     }
     if has_values:

@@ -72,8 +72,11 @@ def _ranks_here(outside: int | None, ranks: int) -> int:
 
 def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ranks: int) -> None:
     _say("data", f"{len(task.train)} training examples, {len(task.held_out)} held out")
-    _say("iterations", f"{plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
-         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents")  # fmt: skip
+    _say(
+        "iterations",
+        f"{plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
+        f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents",
+    )
     fewest, most = plan.samples_per_rank
     _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
     for name in config.task.agents:
@@ -104,11 +107,17 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     phases = ", ".join(f"{name} {shown(part)[0]}" for name, part in memory.phases.items())
     _say("memory", f"{unit} per rank at the greatest moment of each phase: {phases}")
     certain, host = shown(memory.certain, memory.host)
-    _say("", f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
-         f"sequences allowed{f'; and {host} in host memory' if memory.host else ''}")  # fmt: skip
+    _say(
+        "",
+        f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
+        f"sequences allowed{f'; and {host} in host memory' if memory.host else ''}",
+    )
     if machine.device == "cuda":
-        _say("this machine", f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} "
-             f"ranks, {_gib(machine.host)} GiB of host memory for {machine.ranks}")  # fmt: skip
+        _say(
+            "this machine",
+            f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} "
+            f"ranks, {_gib(machine.host)} GiB of host memory for {machine.ranks}",
+        )
     else:
         _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
 
@@ -118,15 +127,20 @@ def _show_disk(config: Config, material: Material, ranks: int) -> None:
     free = free_disk(Path(config.output_dir))
     _say("disk", f"about {_gib(one)} GiB per checkpoint, {_gib(most)} at the most; {_gib(free)} are free")
     if most > free:
-        print(f"warning: checkpoints need about {_gib(most)} GiB below output_dir={config.output_dir}, which has "
-              f"{_gib(free)}; lower checkpoint.keep, or use another output_dir")  # fmt: skip
+        print(
+            f"warning: checkpoints need about {_gib(most)} GiB below output_dir={config.output_dir}, which has "
+            f"{_gib(free)}; lower checkpoint.keep, or use another output_dir"
+        )
 
 
 def _show_time(config: Config, plan: Arithmetic, material: Material, ranks: int) -> None:
     flops = sum(_flops(config, material, name) for name in config.task.agents)
     seconds = flops / ranks / _flops_per_second()
-    _say("time", f"at least {seconds:.1f} s per iteration on this machine's processor, "
-         f"{seconds * plan.num_iterations / 60:.1f} min in all (arithmetic alone)")  # fmt: skip
+    _say(
+        "time",
+        f"at least {seconds:.1f} s per iteration on this machine's processor, "
+        f"{seconds * plan.num_iterations / 60:.1f} min in all (arithmetic alone)",
+    )
 
 
 def _show_missing_weights(config: Config) -> None:

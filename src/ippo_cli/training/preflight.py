@@ -46,7 +46,7 @@ LESS_MEMORY = (
 LOWERED_BY = {
     "load": "use a higher ZeRO stage, or a smaller model",
     "rollout": "lower rollout.decode_batch_size, rollout.max_prompt_tokens or rollout.max_new_tokens",
-    "targets": "lower deepspeed.scoring_batch_tokens or deepspeed.logit_chunk_tokens",
+    "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
     "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
 }
 """What makes a phase smaller."""
@@ -137,12 +137,16 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
 def prompt_stream(config: Config, plan: Arithmetic, task: Task, material: Material) -> PromptStream:
     """The prompt stream; that all of the run's prompts fit is known before the first one is asked."""
     prompts = PromptStream(
-        task.train, config.task.agents, material.tokenizers,
-        seed=config.seed, prompts_per_iteration=plan.prompts_per_iteration,
-        num_generations=config.rollout.num_generations, max_prompt_tokens=config.rollout.max_prompt_tokens,
+        task.train,
+        config.task.agents,
+        material.tokenizers,
+        seed=config.seed,
+        prompts_per_iteration=plan.prompts_per_iteration,
+        num_generations=config.rollout.num_generations,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
         chat_template=chat_template(config.task),
-    )  # fmt: skip
-    prompts.refuse_too_long(prompts.asked(plan.num_iterations), "the training data", material.contexts)
+    )
+    prompts.refuse_too_long(prompts.scheduled_examples(plan.num_iterations), "the training data", material.contexts)
     prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", material.contexts)
     return prompts
 
@@ -179,8 +183,10 @@ def memory_warning(memory: Memory, machine: Machine) -> str | None:
     if lacking is None:
         return None
     what, needed, there = lacking
-    return (f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
-            f"{LOWERED_BY[phase]}")  # fmt: skip
+    return (
+        f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
+        f"{LOWERED_BY[phase]}"
+    )
 
 
 def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:

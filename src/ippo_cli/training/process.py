@@ -129,9 +129,15 @@ def _hold(folder: Path, held: ExitStack) -> None:
 
 
 def build_trainer(
-    config: Config, folder: Path, run: Run, console: Console, preemption: PreemptionHandler, device: torch.device, *,
+    config: Config,
+    folder: Path,
+    run: Run,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    *,
     resumed: bool,
-) -> Trainer:  # fmt: skip
+) -> Trainer:
     """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
@@ -146,13 +152,19 @@ def build_trainer(
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
     agents = build_agents(config, weights, device)
     algorithm = Algorithm(
-        config=config.algorithm, response_budget=config.rollout.max_new_tokens,
-        num_generations=config.rollout.num_generations, seed=config.seed,
-    )  # fmt: skip
+        config=config.algorithm,
+        response_budget=config.rollout.max_new_tokens,
+        num_generations=config.rollout.num_generations,
+        seed=config.seed,
+    )
     state = State(
-        agents=agents, algorithm=algorithm, moments={name: ScoreMoments() for name in agents}, progress=Progress(),
-        run=run.state, rng=rng_state(),
-    )  # fmt: skip
+        agents=agents,
+        algorithm=algorithm,
+        moments={name: ScoreMoments() for name in agents},
+        progress=Progress(),
+        run=run.state,
+        rng=rng_state(),
+    )
     checkpoints = Checkpoints(folder, config.checkpoint)
     size, _ = disk_needs(config, material, distributed.world_size())
     checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
@@ -162,9 +174,18 @@ def build_trainer(
         console.say(f"resumed from {found}")
     console.warn(run.note(unusual_start(config, plan, prompts)))
     return Trainer(
-        config=config, plan=plan, task=task, prompts=prompts, reward=reward, state=state, run=run,
-        checkpoints=checkpoints, console=console, preemption=preemption, recent=deque(run.last_rows(WINDOW), WINDOW),
-    )  # fmt: skip
+        config=config,
+        plan=plan,
+        task=task,
+        prompts=prompts,
+        reward=reward,
+        state=state,
+        run=run,
+        checkpoints=checkpoints,
+        console=console,
+        preemption=preemption,
+        recent=deque(run.last_rows(WINDOW), WINDOW),
+    )
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

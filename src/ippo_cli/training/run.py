@@ -41,9 +41,12 @@ def state_before(folder: Path) -> RunState:
     try:
         known = json.loads((folder / "run.json").read_text())
         return RunState(
-            known["state"], known["wall_seconds"], known["iterations"], known["evaluation"],
+            known["state"],
+            known["wall_seconds"],
+            known["iterations"],
+            known["evaluation"],
             warnings=known.get("warnings", {}),
-        )  # fmt: skip
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return RunState()
 
@@ -175,9 +178,9 @@ class Run:
             with self._warning("samples/"):
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
 
-    def evaluated(self, iteration: int, headline: str, metrics: Mapping[str, float]) -> bool:
+    def evaluated(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
         """Note an evaluation; True where it is the best one so far."""
-        entry = {"iteration": iteration, "score": metrics[headline], **metrics}
+        entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
         best = self.state.evaluation.get("best")
         improved = best is None or entry["score"] > best["score"]
         self.state.evaluation.setdefault("first", entry)

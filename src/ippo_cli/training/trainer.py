@@ -17,8 +17,8 @@ from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequeste
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.early import Said, overlapped
 from ippo_cli.rewards.score import score
+from ippo_cli.rewards.streaming import OnFinished, streaming_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task
@@ -39,7 +39,7 @@ from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
-from ippo_cli.training.update import Clock, update
+from ippo_cli.training.update import StepContext, update
 from ippo_cli.types import Example, PromptBatch, Rollout, Scores
 
 
@@ -131,17 +131,22 @@ class Trainer:
     def _walk(self, iteration: int) -> list[dict[str, Any]]:
         """One pass of the corridor, up to the row of metrics that it leaves; returns samples, if any are due."""
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
-        now = Clock(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
+        context = StepContext(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         with distributed.failing_together():
             batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
-        likeliest: dict[str, Rollout] = {}
+        greedy_rollouts: dict[str, Rollout] = {}
         if algorithm.needs_greedy:
             with clock("rollout"):
-                likeliest = self._collect(batch, seed=config.seed, purpose="", greedy=True)
-        with overlapped(self.reward, _examples(batch), list(agents), config.reward.overlap_rows) as early:
+                greedy_rollouts = self._collect(batch, seed=config.seed, purpose="", greedy=True)
+        with streaming_reward(
+            self.reward, _examples(batch), list(agents), config.reward.reward_batch_rows
+        ) as streaming:
             with clock("rollout"):
                 sampled = self._collect(
-                    batch, seed=config.seed, purpose=f"train/{iteration}", said=early.said if early else None
+                    batch,
+                    seed=config.seed,
+                    purpose=f"train/{iteration}",
+                    on_finished=streaming.on_finished if streaming else None,
                 )
             with clock("score"):
                 scores = score(
@@ -150,9 +155,9 @@ class Trainer:
                     sampled,
                     config.reward,
                     self.state.moments,
-                    early=self.preemption.interruptible(early.answered) if early else None,
+                    streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
-        greedy = self._scored_greedy(batch, likeliest, clock) if algorithm.needs_greedy else {}
+        greedy = self._scored_greedy(batch, greedy_rollouts, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
@@ -162,7 +167,7 @@ class Trainer:
             targets = algorithm.targets(agents, batch, rollouts, scores, greedy)
         self.point.weights_moved = True
         with clock("update"):
-            stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, now) for name in agents}
+            stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, context) for name in agents}
         row: dict[str, float] = {"iteration": iteration + 1}
         for name in agents:
             row |= prefixed(name, rollout_metrics(rollouts[name], scores[name], targets[name], coefs[name]))
@@ -213,19 +218,30 @@ class Trainer:
             raise PreemptionRequested
 
     def _collect(
-        self, batch: Mapping[str, PromptBatch], *, seed: int, purpose: str, greedy: bool = False,
-        said: Said | None = None,
-    ) -> dict[str, Rollout]:  # fmt: skip
+        self,
+        batch: Mapping[str, PromptBatch],
+        *,
+        seed: int,
+        purpose: str,
+        greedy: bool = False,
+        on_finished: OnFinished | None = None,
+    ) -> dict[str, Rollout]:
         """Rollouts of every agent; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
         return collect(
-            self.state.agents, batch, self.config.rollout,
-            seed=seed, purpose=purpose, greedy=greedy, poll=self._poll, said=said,
-        )  # fmt: skip
+            self.state.agents,
+            batch,
+            self.config.rollout,
+            seed=seed,
+            purpose=purpose,
+            greedy=greedy,
+            poll=self._poll,
+            on_finished=on_finished,
+        )
 
     def _scored_greedy(
         self, batch: Mapping[str, PromptBatch], rollouts: Mapping[str, Rollout], clock: Stopwatch
     ) -> dict[str, tuple[Rollout, Scores]]:
-        """What every agent says at its likeliest to the same prompts, scored as the sampled responses were."""
+        """What every agent says at its greedy_rollouts to the same prompts, scored as the sampled responses were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
             scores = score(reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
@@ -240,8 +256,11 @@ class Trainer:
             lambda batch, greedy: self._collect(
                 batch, seed=self.config.evaluation.seed, purpose="evaluation", greedy=greedy
             ),
-            self.prompts, self.task, self.preemption.interruptible(self.reward), self.config,
-        )  # fmt: skip
+            self.prompts,
+            self.task,
+            self.preemption.interruptible(self.reward),
+            self.config,
+        )
 
     def _evaluate_first(self) -> None:
         found = self._evaluate()
@@ -254,10 +273,10 @@ class Trainer:
 
     def _note_evaluation(self, iteration: int, found: Evaluation) -> bool:
         """Record and show held-out scores; True where they are the best so far."""
-        headline = self.config.task.headline
+        primary_metric = self.config.task.primary_metric
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
-        self.console.evaluation(iteration, found.metrics, headline)
-        return self.run.evaluated(iteration, headline, found.metrics)
+        self.console.evaluation(iteration, found.metrics, primary_metric)
+        return self.run.evaluated(iteration, primary_metric, found.metrics)
 
     def _pace(self, clock: Stopwatch, row: Mapping[str, float]) -> dict[str, float]:
         """Times and rates of an iteration; never compared between runs."""

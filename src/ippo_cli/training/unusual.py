@@ -10,7 +10,7 @@ from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, ValueUnit
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
-from ippo_cli.tasks.prompts import PromptStream, fill
+from ippo_cli.tasks.prompts import PromptStream, render_template
 
 Row = Mapping[str, float]
 
@@ -43,7 +43,8 @@ def unused_templates(prompts: PromptStream) -> list[str]:
         name
         for name, tokenizer in prompts.tokenizers.items()
         if getattr(tokenizer, "chat_template", None) is not None
-        and prompts.text(name, example) == fill(prompts.agents[name].template, example, f"task.agents.{name}.template")
+        and prompts.text(name, example)
+        == render_template(prompts.agents[name].template, example, f"task.agents.{name}.template")
     ]
 
 
@@ -63,7 +64,7 @@ def _equal_scores(rows: Sequence[Row], config: Config) -> str | None:
     def never_varied(name: str) -> bool:
         if not _from_start(rows) or len(rows) < FIRST:
             return False
-        silent = f"{name}/targets/silent_share"
+        silent = f"{name}/targets/zero_advantage_fraction"
         return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= ALL for row in rows)
 
     def collapsed(name: str) -> bool:

@@ -18,7 +18,7 @@ from ippo_cli.config.schema import TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.models.critic import split_values
-from ippo_cli.models.layout import compact
+from ippo_cli.models.layout import build_sequences
 from ippo_cli.tasks.prompts import share
 from ippo_cli.types import Minibatch, Rollout, Targets, take
 
@@ -28,7 +28,7 @@ UpdateStats = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class StepContext:
     """Where in the run an update stands: seeds the mini-batches and sets schedules."""
 
     seed: int
@@ -48,8 +48,10 @@ class _Tally:
             if name != "ratio" or first_epoch:
                 self._plus(f"{prefix}/{name}", value)
         for name, value in loss.maxima.items():
-            for kept, wanted in ((f"{prefix}/{name}_max_deviation", first_epoch),
-                                 (f"{prefix}/{name}_first_step_deviation", first_step)):  # fmt: skip
+            for kept, wanted in (
+                (f"{prefix}/{name}_max_deviation", first_epoch),
+                (f"{prefix}/{name}_first_step_deviation", first_step),
+            ):
                 if wanted:
                     self.maxima[kept] = torch.maximum(self.maxima.get(kept, torch.zeros_like(value)), value)
 
@@ -60,15 +62,15 @@ class _Tally:
         return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 
 
-def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorithm, clock: Clock) -> UpdateStats:
+def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorithm, context: StepContext) -> UpdateStats:
     """One iteration's training of one agent. Returns its metrics, named `<stage>/<name>`, the same on every rank."""
     stats: UpdateStats = {}
     for learner in agent.learners:
-        factor = learner.set_learning_rate(clock.iteration, clock.num_iterations)
+        factor = learner.set_learning_rate(context.iteration, context.num_iterations)
         stats[f"{learner.role}/learning_rate"] = factor * learner.optimizer.learning_rate
-        if learner.role != "policy" or clock.iteration >= algorithm.config.critic_warmup:
+        if learner.role != "policy" or context.iteration >= algorithm.config.critic_warmup:
             with record_function(f"ippo/update/{agent.name} {learner.role}"):
-                stats |= _train(agent, learner, rollout, targets, algorithm, clock)
+                stats |= _train(agent, learner, rollout, targets, algorithm, context)
     if agent.has_values:
         stats["value/explained_variance"] = explained_variance(targets)
     return stats
@@ -82,16 +84,16 @@ def explained_variance(targets: Targets) -> float:
 
 
 def _train(
-    agent: Agent, learner: Learner, rollout: Rollout, targets: Targets, algorithm: Algorithm, clock: Clock
+    agent: Agent, learner: Learner, rollout: Rollout, targets: Targets, algorithm: Algorithm, context: StepContext
 ) -> UpdateStats:
     learner.engine.module.train()
     tally, norms, steps, skipped, tokens, first_epoch_tokens = _Tally(), 0.0, 0, 0, 0, 0
     target_kl = algorithm.config.target_kl if learner.role != "value" else None
     for epoch in range(learner.ppo_epochs):
         stopped = False
-        for number, batch in enumerate(_minibatches(learner, rollout, targets, clock, epoch)):
+        for number, batch in enumerate(_minibatches(learner, rollout, targets, context, epoch)):
             before = tally.step_sum("policy/approx_kl").clone()
-            result = _step(agent, learner, batch, algorithm, clock, tally, (epoch == 0, epoch == 0 and number == 0))
+            result = _step(agent, learner, batch, algorithm, context, tally, (epoch == 0, epoch == 0 and number == 0))
             steps, skipped, tokens = steps + 1, skipped + (not result.applied), tokens + batch.num_tokens
             first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
             norms += result.grad_norm if result.applied else 0.0
@@ -116,7 +118,7 @@ def _step(
     learner: Learner,
     batch: Minibatch,
     algorithm: Algorithm,
-    clock: Clock,
+    context: StepContext,
     tally: _Tally,
     first: tuple[bool, bool],
 ) -> StepResult:
@@ -127,43 +129,50 @@ def _step(
         micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
         if number >= len(groups):
             micro = micro.ignored()
-        losses = _losses(agent, learner, micro, algorithm, clock)
+        losses = _losses(agent, learner, micro, algorithm, context)
         for prefix, loss in losses.items():
             tally.add(prefix, loss, first_epoch=first[0], first_step=first[1])
         learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
     return learner.engine.step()
 
 
-def _losses(agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, clock: Clock) -> dict[str, Loss]:
+def _losses(
+    agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, context: StepContext
+) -> dict[str, Loss]:
     rows = torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device)
     config, budget = algorithm.config, algorithm.response_budget
     final = config.turn_value is TurnValue.after  # only then is the value after the response trained
-    sequences = compact(micro.rollout, rows, packed=learner.packs, final=final)
+    sequences = build_sequences(micro.rollout, rows, packed=learner.packs, final=final)
     if learner.role == "value":
         new_values, new_final_values = split_values(learner.engine(sequences), sequences)
         return {"value": value_objective(new_values, new_final_values, micro, config, budget)}
     output = learner.engine(
-        sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True,
+        sequences,
+        temperature=agent.temperature,
+        chunk_tokens=agent.chunk_tokens,
+        with_entropy=True,
         reference=agent.reference if algorithm.full_kl_in_loss else None,
-    )  # fmt: skip
+    )
     losses: dict[str, Loss] = {"policy": policy_objective(output, micro, config, budget)}
     if learner.role == "joint":
         losses["value"] = value_objective(output.values, output.final_values, micro, config, budget)
-        if clock.iteration < config.critic_warmup:  # the policy's term stays in the graph and moves nothing
+        if context.iteration < config.critic_warmup:  # the policy's term stays in the graph and moves nothing
             policy = losses["policy"]
             losses["policy"] = Loss(total=0.0 * policy.total, sums=policy.sums, maxima=policy.maxima)
     return losses
 
 
-def _minibatches(learner: Learner, rollout: Rollout, targets: Targets, clock: Clock, epoch: int) -> Iterator[Minibatch]:
+def _minibatches(
+    learner: Learner, rollout: Rollout, targets: Targets, context: StepContext, epoch: int
+) -> Iterator[Minibatch]:
     """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer."""
     device = rollout.response_ids.device
     local = torch.tensor(len(rollout.texts), device=device)
     total = int(distributed.all_sum(local))
     mine = share(total, distributed.rank(), distributed.world_size())
-    generator = torch.Generator().manual_seed((clock.seed * 1_000_003 + clock.iteration) * 101 + epoch)
+    generator = torch.Generator().manual_seed((context.seed * 1_000_003 + context.iteration) * 101 + epoch)
     # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
-    drawn = torch.repeat_interleave(torch.arange(total), distributed.all_gather_rows(targets.draws).cpu())
+    drawn = torch.repeat_interleave(torch.arange(total), distributed.all_gather_rows(targets.sample_counts).cpu())
     order = drawn[torch.randperm(total, generator=generator)].split(learner.mini_batch_size)
     rows = [part[(part >= mine.start) & (part < mine.stop)] - mine.start for part in order]
     tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
@@ -175,10 +184,12 @@ def _minibatches(learner: Learner, rollout: Rollout, targets: Targets, clock: Cl
             continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
         picked = part if len(part) else torch.zeros(1, dtype=torch.long)
         batch = Minibatch(
-            rollout=Rollout(**take(rollout, picked)), targets=Targets(**take(targets, picked)),
-            num_tokens=int(counts[0][number]), num_sequences=int(counts[1][number]),
+            rollout=Rollout(**take(rollout, picked)),
+            targets=Targets(**take(targets, picked)),
+            num_tokens=int(counts[0][number]),
+            num_sequences=int(counts[1][number]),
             num_values=int(counts[2][number]),
-        )  # fmt: skip
+        )
         yield batch if len(part) else batch.ignored()
 
 

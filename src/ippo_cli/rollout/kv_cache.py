@@ -12,7 +12,7 @@ COLUMNS_AHEAD = 128
 """Columns reserved beyond those in use; reaching their end copies what is in use once."""
 
 
-class Cohort:
+class KVCacheGroup:
     """The attention cache of rows whose columns are aligned at their newest token.
 
     A row's tokens stand in columns `[start, used)` of buffers `[rows, heads, columns, head size]`, one pair for each
@@ -33,7 +33,7 @@ class Cohort:
 
     @property
     def cells(self) -> int:
-        """Row-columns in use: what moving this cohort costs."""
+        """Row-columns in use: what moving this group costs."""
         return len(self) * (self.used - self._first)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -99,12 +99,12 @@ class Cohort:
         self.settle()
 
 
-def joined(older: Cohort, younger: Cohort) -> Cohort:
-    """One cohort of both, newest columns aligned; empties the two."""
+def joined(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
+    """One group of both, newest columns aligned; empties the two."""
     parts = (older, younger)
     width = max(part.used - part._first for part in parts)
     shifts = [width - part.used for part in parts]
-    both = Cohort(np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]), width)
+    both = KVCacheGroup(np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]), width)
     for name in ("keys", "values"):
         for layer in list(getattr(older, name)):
             # One layer after another, so that old and new never stand in memory together.

@@ -26,10 +26,10 @@ from transformers import (
     RwkvConfig,
 )
 
-from ippo_cli.rollout import continuous, forwards
-from ippo_cli.rollout.continuous import Continuous
-from ippo_cli.rollout.forwards import forwards_for
-from ippo_cli.rollout.waves import Recompute, Waves
+from ippo_cli.rollout import continuous_batching, model_runner
+from ippo_cli.rollout.continuous_batching import ContinuousBatching
+from ippo_cli.rollout.model_runner import model_runner_for
+from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SPECIAL}
@@ -53,17 +53,22 @@ CONTINUOUS = {
     "gemma3 (two rotations, sliding window)": lambda v: Gemma3TextConfig(
         vocab_size=v, sliding_window=6, layer_types=ALTERNATING, query_pre_attn_scalar=8, **GROUPED
     ),
-}  # fmt: skip
+}
 OTHERS = {
-    "bloom (ALiBi)": (Waves, lambda v: BloomConfig(vocab_size=v, hidden_size=32, n_layer=2, n_head=4, **SPECIAL)),
-    "falcon (ALiBi)": (Waves, lambda v: FalconConfig(vocab_size=v, alibi=True, **COMMON)),
+    "bloom (ALiBi)": (
+        StaticBatching,
+        lambda v: BloomConfig(vocab_size=v, hidden_size=32, n_layer=2, n_head=4, **SPECIAL),
+    ),
+    "falcon (ALiBi)": (StaticBatching, lambda v: FalconConfig(vocab_size=v, alibi=True, **COMMON)),
     "mamba (recurrent)": (
-        Waves, lambda v: MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=8, **SPECIAL)
+        StaticBatching,
+        lambda v: MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=8, **SPECIAL),
     ),
     "rwkv (a state of its own)": (
-        Recompute, lambda v: RwkvConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, context_length=64, **SPECIAL)
+        Recompute,
+        lambda v: RwkvConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, context_length=64, **SPECIAL),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -71,7 +76,7 @@ def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
     name: str, asked: Any, random_weights: Callable[..., Any]
 ) -> None:
     model = random_weights(CONTINUOUS[name](len(asked.tokenizer)))
-    assert isinstance(forwards_for(model), Continuous)
+    assert isinstance(model_runner_for(model), ContinuousBatching)
     found = asked.decoded(model)
     assert found.response_mask.sum() > 60
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
@@ -83,7 +88,7 @@ def test_other_models_are_decoded_in_the_way_that_their_state_allows(
 ) -> None:
     way, config = OTHERS[name]
     model = random_weights(config(len(asked.tokenizer)), scale=2.0)
-    assert isinstance(forwards_for(model), way)
+    assert isinstance(model_runner_for(model), way)
     found = asked.decoded(model, max_new_tokens=12)
     assert found.response_mask.sum() > 60
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
@@ -91,8 +96,8 @@ def test_other_models_are_decoded_in_the_way_that_their_state_allows(
 
 def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama)
-    for way in (Waves, Recompute):
-        monkeypatch.setitem(forwards._known, llama, way)
+    for way in (StaticBatching, Recompute):
+        monkeypatch.setitem(model_runner._known, llama, way)
         found = asked.decoded(llama, batch_size=4)
         assert torch.equal(found.response_ids, expected.response_ids)
         assert torch.equal(found.finished, expected.finished)
@@ -101,7 +106,7 @@ def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: py
 
 def test_half_precision_is_decoded_in_half_precision(asked: Any, llama: Any) -> None:
     model = llama.to(torch.bfloat16)
-    assert isinstance(forwards_for(model), Continuous)
+    assert isinstance(model_runner_for(model), ContinuousBatching)
     found = asked.decoded(model)
     assert found.logprobs.dtype == torch.float32
     # A step and a whole sequence round differently.
@@ -110,37 +115,37 @@ def test_half_precision_is_decoded_in_half_precision(asked: Any, llama: Any) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("part", ["_filling", "_stepping"])
+@pytest.mark.parametrize("part", ["_prefilling", "_decoding"])
 def test_positions_off_by_one_are_noticed_in_every_precision(
     part: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONTINUOUS[name](60)).to(dtype).eval()  # small weights
-    right = Continuous._forward
+    right = ContinuousBatching._forward
     for by in (1, 3):
 
         def misplaced(self: Any, ids: Any, positions: Any, mask: Any, by: int = by, **options: Any) -> Any:
             return right(self, ids, positions + by * bool(getattr(self, part)), mask, **options)
 
-        monkeypatch.setattr(Continuous, "_forward", misplaced)
-        assert not forwards._agrees(model, Continuous)
-    monkeypatch.setattr(Continuous, "_forward", right)
-    assert forwards._agrees(model, Continuous)
+        monkeypatch.setattr(ContinuousBatching, "_forward", misplaced)
+        assert not model_runner._agrees(model, ContinuousBatching)
+    monkeypatch.setattr(ContinuousBatching, "_forward", right)
+    assert model_runner._agrees(model, ContinuousBatching)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(OTHERS["bloom (ALiBi)"][1](60)).to(dtype).eval()
-    assert forwards._agrees(model, Waves)
+    assert model_runner._agrees(model, StaticBatching)
 
     def read_all(self: Any, ids: Any) -> Any:
         self._mask = torch.ones_like(self._mask)
         return right(self, ids)
 
-    right = Waves._forward
-    monkeypatch.setattr(Waves, "_forward", read_all)
-    assert not forwards._agrees(model, Waves)
+    right = StaticBatching._forward
+    monkeypatch.setattr(StaticBatching, "_forward", read_all)
+    assert not model_runner._agrees(model, StaticBatching)
 
 
 def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> None:
@@ -153,19 +158,19 @@ def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> No
             return self.lm(**inputs)
 
     view = View().eval()
-    assert isinstance(forwards_for(view), Continuous)
+    assert isinstance(model_runner_for(view), ContinuousBatching)
     assert torch.equal(asked.decoded(view).response_ids, asked.decoded(llama).response_ids)
 
 
 def test_too_many_cohorts_are_joined(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuous, "COHORTS_ON_CPU", 2)
-    way = Continuous(llama)
+    monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", 2)
+    way = ContinuousBatching(llama)
     tokens = torch.arange(3, 7)
     with torch.no_grad(), way.session():
         for length in (4, 1, 6, 2):
-            way.fill(torch.arange(10, 10 + length)[None], np.array([length]))
-            assert len(way._cohorts) <= 2
-        found = way.step(tokens)
+            way.prefill(torch.arange(10, 10 + length)[None], np.array([length]))
+            assert len(way._groups) <= 2
+        found = way.decode(tokens)
     for row, length in enumerate((4, 1, 6, 2)):
         whole = torch.cat([torch.arange(10, 10 + length), tokens[row : row + 1]])
         torch.testing.assert_close(found[row], llama(input_ids=whole[None]).logits[0, -1], atol=1e-4, rtol=0)
@@ -189,7 +194,7 @@ class Ranks:
         return ask
 
 
-@pytest.mark.parametrize("way", [Continuous, Waves])
+@pytest.mark.parametrize("way", [ContinuousBatching, StaticBatching])
 def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way: Any) -> None:
     parts = [slice(0, 9), slice(9, 9), slice(9, 12), slice(4, 5)]
     expected = [asked.decoded(llama, rows=part) for part in parts]
@@ -199,7 +204,7 @@ def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way:
     def decode_on(rank: int) -> None:
         ask, count = ranks.any_rank(rank), 0
         model = deepcopy(llama)
-        forwards._known[model] = way
+        model_runner._known[model] = way
 
         def counted(*_: Any) -> None:
             nonlocal count

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
 from ippo_cli.models.agreement import agree, probe_ids
-from ippo_cli.rollout.continuous import Attention, Continuous, language_model, text_config
-from ippo_cli.rollout.waves import Recompute, Waves
+from ippo_cli.rollout.continuous_batching import Attention, ContinuousBatching, language_model, text_config
+from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 _log = logging.getLogger(__name__)
-_known: WeakKeyDictionary[nn.Module, type[Continuous] | type[Waves] | type[Recompute]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
+    WeakKeyDictionary()
+)
 
 
-class Forwards(Protocol):
+class ModelRunner(Protocol):
     """Forwards of live rows, which stand in one order; new rows come last."""
 
     joins: bool  # whether rows may come while others are live
@@ -31,11 +33,11 @@ class Forwards(Protocol):
         """What all the rest happens in."""
         ...
 
-    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         ...
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
         ...
 
@@ -43,15 +45,15 @@ class Forwards(Protocol):
         """Drops the rows that are not alive `[n]`; returns, for each row now, which row it was."""
         ...
 
-    def idle(self) -> None:
+    def dummy_forward(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
         ...
 
 
-def forwards_for(model: nn.Module) -> Forwards:
+def model_runner_for(model: nn.Module) -> ModelRunner:
     """The fastest way of decoding that this model allows, decided once per model by trying on a few tokens."""
     if model not in _known:
-        ways = (way for way in (Continuous, Waves) if way.serves(model) and _agrees(model, way))
+        ways = (way for way in (ContinuousBatching, StaticBatching) if way.serves(model) and _agrees(model, way))
         _known[model] = next(ways, Recompute)
         if _known[model] is Recompute:
             name = type(language_model(model)).__name__
@@ -65,7 +67,7 @@ PROMPTS, STEPS = (12, 12, 7, 9), 3
 """Prompts that a way of decoding is tried on, and tokens after each: the first is dropped, the last comes later."""
 
 
-class _TracedContinuous(Continuous):
+class _TracedContinuousBatching(ContinuousBatching):
     """Keeps what attention is given and gives."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -77,9 +79,15 @@ class _TracedContinuous(Continuous):
         self._forward(ids, positions, torch.ones_like(ids))
 
     def attend(
-        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-        mask: Tensor | None, **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        plain: Attention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         output, weights = super().attend(plain, module, query, key, value, mask, **options)
         self.trace += [part.transpose(1, 2).flatten(2) for part in (query, key, value)] + [output.flatten(2)]
         return output, weights
@@ -88,8 +96,8 @@ class _TracedContinuous(Continuous):
 class _Notes:
     """What a way of decoding said about each token: entries `[D]` by (row, position)."""
 
-    def __init__(self, candidate: Forwards) -> None:
-        self.traced = candidate if isinstance(candidate, _TracedContinuous) else None
+    def __init__(self, candidate: ModelRunner) -> None:
+        self.traced = candidate if isinstance(candidate, _TracedContinuousBatching) else None
         self.states: dict[tuple[int, int], list[Tensor]] = {}
         self.logits: dict[tuple[int, int], Tensor] = {}
 
@@ -112,10 +120,10 @@ class _Notes:
 
 
 @torch.no_grad()
-def _agrees(model: nn.Module, way: type[Continuous] | type[Waves]) -> bool:
+def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
     """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
     sequence is read at once, and can be told from a deliberate mistake."""
-    candidate = _TracedContinuous(model) if way is Continuous else way(model)
+    candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
     device = next(model.parameters()).device
     ids = probe_ids(len(PROMPTS) + max(PROMPTS) + STEPS, text_config(model).vocab_size, device)[0]
     rows = [ids[row : row + length + STEPS] for row, length in enumerate(PROMPTS)]
@@ -129,7 +137,7 @@ def _agrees(model: nn.Module, way: type[Continuous] | type[Waves]) -> bool:
         return False
 
 
-def _decoded(candidate: Forwards, rows: Sequence[Tensor]) -> _Notes:
+def _decoded(candidate: ModelRunner, rows: Sequence[Tensor]) -> _Notes:
     notes, live, ends = _Notes(candidate), [0, 1, 2], list(PROMPTS)
 
     def fill(new: Sequence[int]) -> None:
@@ -137,7 +145,7 @@ def _decoded(candidate: Forwards, rows: Sequence[Tensor]) -> _Notes:
         prompts = torch.zeros(len(new), width, dtype=torch.long, device=rows[0].device)
         for place, row in enumerate(new):
             prompts[place, width - ends[row] :] = rows[row][: ends[row]]
-        notes.take(new, [ends[row] for row in new], candidate.fill(prompts, np.array([ends[row] for row in new])))
+        notes.take(new, [ends[row] for row in new], candidate.prefill(prompts, np.array([ends[row] for row in new])))
 
     fill(live)
     live = [live[place] for place in candidate.keep(np.array([False, True, True]))]
@@ -145,14 +153,14 @@ def _decoded(candidate: Forwards, rows: Sequence[Tensor]) -> _Notes:
         if number == 1 and candidate.joins:
             fill([3])
             live.append(3)
-        logits = candidate.step(torch.stack([rows[row][ends[row]] for row in live]))
+        logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
         for row in live:
             ends[row] += 1
         notes.take(live, [ends[row] for row in live], logits)
     return notes
 
 
-def _whole(model: nn.Module, candidate: Forwards, rows: Sequence[Tensor], *, mistaken: bool) -> _Notes:
+def _whole(model: nn.Module, candidate: ModelRunner, rows: Sequence[Tensor], *, mistaken: bool) -> _Notes:
     """Every row read at once; with a mistake that decoding could make: what follows the prompt stands one position too
     far, or, where a model takes no positions, padding is read."""
     notes = _Notes(candidate)

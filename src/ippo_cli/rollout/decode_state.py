@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.rollout.sampling import Sampling, choose
 
 
-class Ledger:
+class DecodeState:
     """Every row's response as it grows, and which rows are live.
 
     Buffers `[B, max_new_tokens]` have one row for each prompt. Live rows stand in the order of the forwards and point

@@ -58,31 +58,38 @@ def _check_steps(config: Config) -> None:
 def _check_critic(config: Config) -> None:
     advantage, critic = config.algorithm.advantage, config.critic.kind
     if advantage.needs_critic and critic is CriticKind.none:
-        raise ConfigError("critic=none", f"leaves algorithm.advantage={advantage.value} without values",
-                          "use critic=separate or critic=value_head, or an algorithm without a critic, such as "
-                          "algorithm=grpo")  # fmt: skip
+        raise ConfigError(
+            "critic=none",
+            f"leaves algorithm.advantage={advantage.value} without values",
+            "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
+        )
     if not advantage.needs_critic and critic is not CriticKind.none:
-        raise ConfigError(f"critic={critic.value}",
-                          f"trains values that algorithm.advantage={advantage.value} has no use for",
-                          "use critic=none, or an algorithm with a critic, such as algorithm=ppo")  # fmt: skip
+        raise ConfigError(
+            f"critic={critic.value}",
+            f"trains values that algorithm.advantage={advantage.value} has no use for",
+            "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
+        )
     if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
-        raise ConfigError("algorithm.truncation=bootstrap", "needs a critic's value of going on, and critic=none",
-                          "use none, penalty or mask")  # fmt: skip
+        raise ConfigError(
+            "algorithm.truncation=bootstrap",
+            "needs a critic's value of going on, and critic=none",
+            "use none, penalty or mask",
+        )
 
 
 def _check_pieces(config: Config) -> None:
     """Every key that has no part in this algorithm is at rest, and every key that has one is set."""
-    for key, value, at_rest, reason, needed in pieces(config):
-        rests = value is at_rest or value == at_rest
+    for key, value, inactive, reason, needed in applicability(config):
+        rests = value is inactive or value == inactive
         shown = "null" if value is None else str(getattr(value, "value", value))
         if reason is not None and not rests:
-            rest = "null" if at_rest is None else str(getattr(at_rest, "value", at_rest))
+            rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
             raise ConfigError(f"algorithm.{key}={shown}", f"would do nothing: {reason}", f"use {rest.lower()}")
         if reason is None and needed is not None and rests:
             raise ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
 
 
-def pieces(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
+def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
     """Keys of `algorithm` that mean something only beside others.
 
     Each with its value, the value that leaves it out, why it means nothing here (None where it does), and what to set
@@ -105,23 +112,34 @@ def pieces(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | No
     unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     rows: list[tuple[str, Any, str | None, str | None]] = [
-        ("credit", Credit.token, scored, None), ("turn_value", None, turned, "first"),
-        ("value_unit", ValueUnit.token, turned, None), ("scale_by_std", None, grouped, "true (GRPO) or false"),
-        ("gamma", None, scored, "1.0"), ("gae_lambda", None, fixed, "0.95"),
-        ("length_adaptive_alpha", None, valued, None), ("critic_gae_lambda", None, valued, None),
-        ("clip_range_low", None, clipped, "0.2"), ("clip_range_high", None, clipped, "0.2"),
-        ("dual_clip", None, clipped, None), ("ratio_level", RatioLevel.token, clipped, None),
-        ("ratio_pooling", None, pooled, "sum or mean"), ("value_loss_coef", None, valued, "0.5"),
-        ("value_clip_range", None, valued, None), ("huber_delta", None, valued, None),
-        ("critic_warmup", 0, valued, None), ("allow_off_policy_steps", False, plain, None),
-        ("target_kl", None, single, None), ("truncation_penalty", None, unpenalised, "a positive number"),
-        ("kl.reward.horizon", None, unadapted, "10000"), ("reweight.power", None, unpowered, "2.0"),
+        ("credit", Credit.token, scored, None),
+        ("turn_value", None, turned, "first"),
+        ("value_unit", ValueUnit.token, turned, None),
+        ("scale_by_std", None, grouped, "true (GRPO) or false"),
+        ("gamma", None, scored, "1.0"),
+        ("gae_lambda", None, fixed, "0.95"),
+        ("length_adaptive_alpha", None, valued, None),
+        ("critic_gae_lambda", None, valued, None),
+        ("clip_range_low", None, clipped, "0.2"),
+        ("clip_range_high", None, clipped, "0.2"),
+        ("dual_clip", None, clipped, None),
+        ("ratio_level", RatioLevel.token, clipped, None),
+        ("ratio_pooling", None, pooled, "sum or mean"),
+        ("value_loss_coef", None, valued, "0.5"),
+        ("value_clip_range", None, valued, None),
+        ("huber_delta", None, valued, None),
+        ("critic_warmup", 0, valued, None),
+        ("allow_off_policy_steps", False, plain, None),
+        ("target_kl", None, single, None),
+        ("truncation_penalty", None, unpenalised, "a positive number"),
+        ("kl.reward.horizon", None, unadapted, "10000"),
+        ("reweight.power", None, unpowered, "2.0"),
         ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
-    ]  # fmt: skip
-    for key, at_rest, reason, needed in rows:
-        yield key, attrgetter(key)(algorithm), at_rest, reason, needed
+    ]
+    for key, inactive, reason, needed in rows:
+        yield key, attrgetter(key)(algorithm), inactive, reason, needed
 
 
 def _check_rows(config: Config) -> None:
@@ -130,46 +148,76 @@ def _check_rows(config: Config) -> None:
     advantage, correction = algorithm.advantage, algorithm.behavior_correction
     several = advantage.needs_group or algorithm.reweight.method is not Reweight.none
     if several and rollout.num_generations < 2:
-        what = f"reweight.method={algorithm.reweight.method.value}" if not advantage.needs_group else (
-            f"advantage={advantage.value}")  # fmt: skip
-        raise ConfigError(f"rollout.num_generations={rollout.num_generations}",
-                          f"leaves algorithm.{what} nothing to compare a response with",
-                          "use one of " + " ".join(divisors(rollout.buffer_size).split()[1:]))  # fmt: skip
+        what = (
+            f"reweight.method={algorithm.reweight.method.value}"
+            if not advantage.needs_group
+            else (f"advantage={advantage.value}")
+        )
+        raise ConfigError(
+            f"rollout.num_generations={rollout.num_generations}",
+            f"leaves algorithm.{what} nothing to compare a response with",
+            "use one of " + " ".join(divisors(rollout.buffer_size).split()[1:]),
+        )
     if advantage is Advantage.greedy_baseline and Processor.zscore in reward.processor:
-        raise ConfigError("reward.processor=[zscore]", "centres the greedy responses' scores on their own, and "
-                          "algorithm.advantage=greedy_baseline subtracts them", "leave zscore out")  # fmt: skip
+        raise ConfigError(
+            "reward.processor=[zscore]",
+            "centres the greedy responses' scores on their own, and algorithm.advantage=greedy_baseline subtracts them",
+            "leave zscore out",
+        )
     if algorithm.turn_value is TurnValue.after and (
         algorithm.credit is not Credit.turn or algorithm.value_unit is not ValueUnit.turn
     ):
-        raise ConfigError("algorithm.turn_value=after", "is one value for a whole response",
-                          "set algorithm.credit=turn algorithm.value_unit=turn")  # fmt: skip
-    filters = (rollout.top_p < 1, rollout.top_k > 0, rollout.min_p > 0, rollout.repetition_penalty != 1,
-               rollout.min_new_tokens > 0)  # fmt: skip
+        raise ConfigError(
+            "algorithm.turn_value=after",
+            "is one value for a whole response",
+            "set algorithm.credit=turn algorithm.value_unit=turn",
+        )
+    filters = (
+        rollout.top_p < 1,
+        rollout.top_k > 0,
+        rollout.min_p > 0,
+        rollout.repetition_penalty != 1,
+        rollout.min_new_tokens > 0,
+    )
     if correction.level is not WeightLevel.none and not any(filters) and not rollout.recompute_logprobs:
-        raise ConfigError(f"algorithm.behavior_correction.level={correction.level.value}",
-                          f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
-                          "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p "
-                          "repetition_penalty")  # fmt: skip
+        raise ConfigError(
+            f"algorithm.behavior_correction.level={correction.level.value}",
+            f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
+            "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p repetition_penalty",
+        )
     low, high = correction.band_low, correction.band_high
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
-        raise ConfigError(f"algorithm.behavior_correction.band_low={low} band_high={high}", "are no interval",
-                          "set both, the first below the second, or neither")  # fmt: skip
+        raise ConfigError(
+            f"algorithm.behavior_correction.band_low={low} band_high={high}",
+            "are no interval",
+            "set both, the first below the second, or neither",
+        )
 
 
 def _check_kl(config: Config) -> None:
     kl, size = config.algorithm.kl, config.rollout.buffer_size
     if kl.reward.coef and kl.loss.coef and not kl.allow_both:
-        raise ConfigError(f"algorithm.kl.reward.coef={kl.reward.coef} algorithm.kl.loss.coef={kl.loss.coef}",
-                          "penalise the same divergence twice",
-                          "set one to 0, or algorithm.kl.allow_both=true")  # fmt: skip
+        raise ConfigError(
+            f"algorithm.kl.reward.coef={kl.reward.coef} algorithm.kl.loss.coef={kl.loss.coef}",
+            "penalise the same divergence twice",
+            "set one to 0, or algorithm.kl.allow_both=true",
+        )
     if kl.reward.target is not None and not kl.reward.coef:
-        raise ConfigError(f"algorithm.kl.reward.target={kl.reward.target}", "adapts a coefficient that is 0",
-                          "set algorithm.kl.reward.coef to where the adaptation starts")  # fmt: skip
+        raise ConfigError(
+            f"algorithm.kl.reward.target={kl.reward.target}",
+            "adapts a coefficient that is 0",
+            "set algorithm.kl.reward.coef to where the adaptation starts",
+        )
     # A buffer takes at most the share .2 * size / horizon from the coefficient, and must leave some of it.
     if kl.reward.target is not None and kl.reward.horizon is not None and size >= 5 * kl.reward.horizon:
-        raise ConfigError(f"algorithm.kl.reward.horizon={kl.reward.horizon}",
-                          f"lets one buffer of rollout.buffer_size={size} take the coefficient to 0 or below",
-                          f"use more than a fifth of the buffer, at least {size // 5 + 1}; 10000 is usual")  # fmt: skip
+        raise ConfigError(
+            f"algorithm.kl.reward.horizon={kl.reward.horizon}",
+            f"lets one buffer of rollout.buffer_size={size} take the coefficient to 0 or below",
+            f"use more than a fifth of the buffer, at least {size // 5 + 1}; 10000 is usual",
+        )
     if kl.loss.estimator == "k1" and kl.loss.coef:
-        raise ConfigError("algorithm.kl.loss.estimator=k1", "has a gradient that is zero on average as a loss",
-                          "use k2, k3, k1+ or full")  # fmt: skip
+        raise ConfigError(
+            "algorithm.kl.loss.estimator=k1",
+            "has a gradient that is zero on average as a loss",
+            "use k2, k3, k1+ or full",
+        )

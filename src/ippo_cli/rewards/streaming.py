@@ -9,29 +9,29 @@ from contextlib import contextmanager
 from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
 from ippo_cli.types import Example
 
-Said = Callable[[str, list[int], list[str]], None]
+OnFinished = Callable[[str, list[int], list[str]], None]
 """An agent, rows that it has finished, and their texts."""
-EarlyAnswers = Callable[[], list[tuple[list[int], Reward | BaseException]]]
+StreamedAnswers = Callable[[], list[tuple[list[int], Reward | BaseException]]]
 """The parts that were asked about early, each with the reward's answer or what it raised."""
 
 
 @contextmanager
-def overlapped(
+def streaming_reward(
     reward: RewardFunction, examples: Sequence[Example], agents: Sequence[str], rows: int
-) -> Iterator[EarlyReward | None]:
+) -> Iterator[StreamingReward | None]:
     """Whom to tell about finished rows: as soon as `rows` of them are finished by every agent, the reward is called for
     them in a thread of its own. With `rows=0` nobody need be told."""
     if rows == 0:
         yield None
         return
-    early = EarlyReward(reward, examples, agents, rows)
+    early = StreamingReward(reward, examples, agents, rows)
     try:
         yield early
     finally:
         early.close()
 
 
-class EarlyReward:
+class StreamingReward:
     """A reward that is called for finished rows before all are.
 
     One thread, since a reward need not be made for several. It helps where the reward waits or computes outside
@@ -45,7 +45,7 @@ class EarlyReward:
         self._begun: list[tuple[list[int], Future[Reward]]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
 
-    def said(self, agent: str, rows: list[int], texts: list[str]) -> None:
+    def on_finished(self, agent: str, rows: list[int], texts: list[str]) -> None:
         """Note finished rows, and begin where enough are complete."""
         for row, text in zip(rows, texts, strict=True):
             self._texts[row][agent] = text

@@ -1,4 +1,4 @@
-"""Forwards for rows that come and go: cohorts of rows share every matrix product and attend apart."""
+"""Forwards for rows that come and go: groups of rows share every matrix product and attend apart."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ippo_cli.models.packing import PACKED
-from ippo_cli.rollout.cache import Cohort, joined
+from ippo_cli.rollout.kv_cache import KVCacheGroup, joined
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
-COHORTS_ON_CPU = 6
-"""There a forward costs arithmetic, and separate cohorts attend to fewer columns."""
-COHORTS_ELSEWHERE = 1
-"""There a forward costs launches, and joining cohorts costs little memory traffic."""
+GROUPS_ON_CPU = 6
+"""There a forward costs arithmetic, and separate groups attend to fewer columns."""
+GROUPS_ELSEWHERE = 1
+"""There a forward costs launches, and joining groups costs little memory traffic."""
 
-_running: ContextVar[Continuous] = ContextVar("running")
+_running: ContextVar[ContinuousBatching] = ContextVar("running")
 
 
-class Continuous:
+class ContinuousBatching:
     """Forwards of one model in which rows may join at any time, behind an attention interface of its own.
 
-    The weights see one batch `[rows, 1]`, in the order of the cohorts. Each cohort attends to its own keys and values,
+    The weights see one batch `[rows, 1]`, in the order of the groups. Each group attends to its own keys and values,
     which are only as wide as it is old: the padding of a batch with long and short rows is never computed.
     """
 
@@ -43,14 +43,14 @@ class Continuous:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._device = next(model.parameters()).device
-        self._max_cohorts = COHORTS_ON_CPU if self._device.type == "cpu" else COHORTS_ELSEWHERE
+        self._max_groups = GROUPS_ON_CPU if self._device.type == "cpu" else GROUPS_ELSEWHERE
         layers = DynamicCache(config=text_config(model)).layers
         # The sliding window of each attention layer; None is full attention.
         self._windows = {number: getattr(layer, "sliding_window", None) for number, layer in enumerate(layers)}
-        self._cohorts: list[Cohort] = []
+        self._groups: list[KVCacheGroup] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
-        self._filling: Cohort | None = None
-        self._stepping = False
+        self._prefilling: KVCacheGroup | None = None
+        self._decoding = False
 
     @classmethod
     def serves(cls, model: nn.Module) -> bool:
@@ -84,41 +84,41 @@ class Continuous:
                 config._attn_implementation_internal = name
             _running.reset(token)
 
-    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         width = ids.shape[1]
-        cohort = Cohort(width - lengths, width)
-        starts = torch.from_numpy(cohort.starts).to(ids.device)
+        group = KVCacheGroup(width - lengths, width)
+        starts = torch.from_numpy(group.starts).to(ids.device)
         positions = torch.arange(width, device=ids.device) - starts[:, None]
         mask = None if (lengths == width).all() else positions >= 0
-        self._filling = cohort
+        self._prefilling = group
         try:
             logits = self._forward(ids, positions.clamp(min=0), mask, logits_to_keep=1)
         finally:
-            self._filling = None
-        assert cohort.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
-        cohort.settle()
-        self._cohorts.append(cohort)
+            self._prefilling = None
+        assert group.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
+        group.settle()
+        self._groups.append(group)
         self._positions = torch.cat([self._positions, width - starts])
-        if len(self._cohorts) > self._max_cohorts:
+        if len(self._groups) > self._max_groups:
             self._join_cheapest()
         return logits
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
-        for cohort in self._cohorts:
-            cohort.advance()
-        # A mask of four axes is passed through as it is; cohorts bring their own.
+        for group in self._groups:
+            group.advance()
+        # A mask of four axes is passed through as it is; groups bring their own.
         mask = torch.zeros(1, 1, 1, 1, device=tokens.device)
-        self._stepping = True
+        self._decoding = True
         try:
             logits = self._forward(tokens[:, None], self._positions[:, None], mask)
         finally:
-            self._stepping = False
+            self._decoding = False
         self._positions += 1
         return logits
 
-    def idle(self) -> None:
+    def dummy_forward(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
         self._forward(one, one, None)
@@ -126,30 +126,36 @@ class Continuous:
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drops the rows that are not alive; returns, for each row now, which row it was."""
         orders, row = [], 0
-        for cohort in self._cohorts:
-            size = len(cohort)
+        for group in self._groups:
+            size = len(group)
             part = alive[row : row + size]
-            orders.append(row + (np.arange(size) if part.all() else cohort.keep(part)))
+            orders.append(row + (np.arange(size) if part.all() else group.keep(part)))
             row += size
-        self._cohorts = [cohort for cohort in self._cohorts if len(cohort)]
+        self._groups = [group for group in self._groups if len(group)]
         order = np.concatenate(orders)
         self._positions = self._positions[torch.from_numpy(order).to(self._device)]
         return order
 
     def attend(
-        self, plain: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-        mask: Tensor | None, **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Attention of one layer: of every cohort to its own columns, or plain while prompts are read."""
+        self,
+        plain: Attention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of one layer: of every group to its own columns, or plain while prompts are read."""
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        if not self._stepping:
-            if self._filling is not None:
-                self._filling.store(layer, key, value)
+        if not self._decoding:
+            if self._prefilling is not None:
+                self._prefilling.store(layer, key, value)
             return plain(module, query, key, value, mask, **options)
         window, outputs, row = self._windows[layer], [], 0
-        for cohort in self._cohorts:
-            part = slice(row, row + len(cohort))
-            keys, values, mask = cohort.write(layer, key[part], value[part], window)
+        for group in self._groups:
+            part = slice(row, row + len(group))
+            keys, values, mask = group.write(layer, key[part], value[part], window)
             outputs.append(plain(module, query[part], keys, values, mask, **options)[0])
             row = part.stop
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), None
@@ -160,9 +166,9 @@ class Continuous:
 
     def _join_cheapest(self) -> None:
         """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""
-        costs = [one.cells + two.cells for one, two in pairwise(self._cohorts)]
+        costs = [one.cells + two.cells for one, two in pairwise(self._groups)]
         place = costs.index(min(costs))
-        self._cohorts[place : place + 2] = [joined(*self._cohorts[place : place + 2])]
+        self._groups[place : place + 2] = [joined(*self._groups[place : place + 2])]
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:
@@ -181,7 +187,7 @@ def _configs(model: nn.Module) -> list[PretrainedConfig]:
     return list(found.values())
 
 
-def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:
+def _through_groups(plain: Callable[[nn.Module], Attention]) -> Attention:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -191,10 +197,10 @@ def _through_cohorts(plain: Callable[[nn.Module], Attention]) -> Attention:
 
 
 _OURS = {"sdpa": "ippo_cli_sdpa", PACKED: "ippo_cli_sdpa", "eager": "ippo_cli_eager"}
-AttentionInterface.register(_OURS["sdpa"], _through_cohorts(lambda module: ALL_ATTENTION_FUNCTIONS["sdpa"]))
+AttentionInterface.register(_OURS["sdpa"], _through_groups(lambda module: ALL_ATTENTION_FUNCTIONS["sdpa"]))
 # The library keeps one eager attention beside every model that has one, under this name.
 AttentionInterface.register(
-    _OURS["eager"], _through_cohorts(lambda module: sys.modules[type(module).__module__].eager_attention_forward)
+    _OURS["eager"], _through_groups(lambda module: sys.modules[type(module).__module__].eager_attention_forward)
 )
 AttentionMaskInterface.register(_OURS["sdpa"], sdpa_mask)
 AttentionMaskInterface.register(_OURS["eager"], eager_mask)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from ippo_cli.rollout.continuous import language_model
+from ippo_cli.rollout.continuous_batching import language_model
 
 
-class Waves:
+class StaticBatching:
     """Forwards of one model for one group of rows after another, through the cache that the model itself makes.
 
     For recurrent layers, ALiBi, attention of a model's own. Rows start together, and places of finished ones stay
@@ -41,19 +41,19 @@ class Waves:
         """Nothing to prepare."""
         yield
 
-    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]`, forgetting all other rows; logits `[k, V]` after each."""
         self._state = {}
         starts = torch.from_numpy(ids.shape[1] - lengths).to(ids.device)
         self._mask = (torch.arange(ids.shape[1], device=ids.device) >= starts[:, None]).long()
         return self._forward(ids)
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         return self._forward(tokens[:, None])
 
-    def idle(self) -> None:
+    def dummy_forward(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
         self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 
@@ -95,7 +95,7 @@ class Recompute:
         """Nothing to prepare."""
         yield
 
-    def fill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
+    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         old, width = len(self._lengths), ids.shape[1]
         columns = np.minimum(np.arange(width) + (width - lengths)[:, None], width - 1)
@@ -105,14 +105,14 @@ class Recompute:
         self._ids[old:, :width] = ids.gather(1, torch.from_numpy(columns).to(ids.device))
         return self._forward(slice(old, None))
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
         self._lengths = self._lengths + 1
         self._widen()
         self._ids[np.arange(len(tokens)), self._lengths - 1] = tokens
         return self._forward(slice(None))
 
-    def idle(self) -> None:
+    def dummy_forward(self) -> None:
         """The smallest forward there is, for ranks that must take part in another rank's."""
         self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 

@@ -11,8 +11,8 @@ import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Responses, Reward
-from ippo_cli.rewards.early import EarlyReward, overlapped
 from ippo_cli.rewards.score import attempt
+from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 
 EXAMPLES = [{"number": number} for number in range(7)]
 TEXTS = {"low": [f"l{row}" for row in range(7)], "high": [f"h{row}" for row in range(7)]}
@@ -31,13 +31,13 @@ def told(examples: Sequence[Any], responses: Responses) -> Reward:
     )
 
 
-def all_said(early: EarlyReward, order: Sequence[int] = range(7)) -> None:
+def all_said(early: StreamingReward, order: Sequence[int] = range(7)) -> None:
     for agent in TEXTS:
         for row in order:
-            early.said(agent, [row], [TEXTS[agent][row]])
+            early.on_finished(agent, [row], [TEXTS[agent][row]])
 
 
-def answered(reward: Any, early: EarlyReward, config: Any) -> Reward:
+def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
     """What scoring a buffer makes of the parts that were asked about early."""
     given, failure = attempt(reward, EXAMPLES, TEXTS, config, early.answered)
     assert failure is None
@@ -49,7 +49,7 @@ def answered(reward: Any, early: EarlyReward, config: Any) -> Reward:
 def test_the_answer_is_the_same_in_any_order_and_in_any_parts(
     rows: int, order: Sequence[int], settings: Callable[..., Any]
 ) -> None:
-    early = EarlyReward(told, EXAMPLES, list(TEXTS), rows)
+    early = StreamingReward(told, EXAMPLES, list(TEXTS), rows)
     all_said(early, order)
     found, expected = answered(told, early, settings()), told(EXAMPLES, TEXTS)
     assert found.team == expected.team
@@ -70,11 +70,11 @@ def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Call
         begun.set()
         return told(examples, responses)
 
-    early = EarlyReward(noted, EXAMPLES, list(TEXTS), 2)
-    early.said("low", list(range(7)), TEXTS["low"])
-    early.said("high", [4], ["h4"])
+    early = StreamingReward(noted, EXAMPLES, list(TEXTS), 2)
+    early.on_finished("low", list(range(7)), TEXTS["low"])
+    early.on_finished("high", [4], ["h4"])
     assert not begun.wait(0.05), "one complete row is too few"
-    early.said("high", [1], ["h1"])
+    early.on_finished("high", [1], ["h1"])
     assert begun.wait(5.0)
     answered(noted, early, settings())
     assert sorted(asked) == list(range(7))
@@ -89,7 +89,7 @@ def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: 
             raise OSError("the judge is away")
         return told(examples, responses)
 
-    early = EarlyReward(failing_once, EXAMPLES, list(TEXTS), 2)
+    early = StreamingReward(failing_once, EXAMPLES, list(TEXTS), 2)
     all_said(early)
     assert answered(failing_once, early, settings()).team == [float(row) for row in range(7)]
     assert sorted(asked) == [[0, 1], [2, 3], [2, 3], [4, 5], [6]]
@@ -104,7 +104,7 @@ def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings:
             raise ValueError("row 2")
         return told(examples, responses)
 
-    early = EarlyReward(unable, EXAMPLES, list(TEXTS), 4)
+    early = StreamingReward(unable, EXAMPLES, list(TEXTS), 4)
     all_said(early)
     given, failure = attempt(unable, EXAMPLES, TEXTS, settings(), early.answered)
     assert str(failure) == "row 2"
@@ -122,7 +122,7 @@ def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., 
         asked.append([example["number"] for example in examples])
         raise OSError("the judge is away")
 
-    early = EarlyReward(away, EXAMPLES, list(TEXTS), 1)
+    early = StreamingReward(away, EXAMPLES, list(TEXTS), 1)
     all_said(early)
     given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early.answered)
     assert given.valid == [False] * 7
@@ -133,7 +133,7 @@ def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(sett
     def short(examples: Sequence[Any], responses: Responses) -> Reward:
         return Reward(team=[1.0])
 
-    early = EarlyReward(short, EXAMPLES, list(TEXTS), 7)
+    early = StreamingReward(short, EXAMPLES, list(TEXTS), 7)
     all_said(early)
     given, failure = attempt(short, EXAMPLES, TEXTS, settings(), early.answered)
     assert "one entry for each of the 7 rows" in str(failure)
@@ -144,12 +144,12 @@ def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[
     def refusing(examples: Sequence[Any], responses: Responses) -> Reward:
         raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
 
-    early = EarlyReward(refusing, EXAMPLES, list(TEXTS), 3)
+    early = StreamingReward(refusing, EXAMPLES, list(TEXTS), 3)
     all_said(early)
     with pytest.raises(ConfigError):
         attempt(refusing, EXAMPLES, TEXTS, settings(), early.answered)
 
 
 def test_without_overlap_nobody_need_be_told() -> None:
-    with overlapped(told, EXAMPLES, list(TEXTS), 0) as early:
+    with streaming_reward(told, EXAMPLES, list(TEXTS), 0) as early:
         assert early is None
