@@ -70,8 +70,59 @@ class PromptBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What an iteration works on: the examples of this rank's episodes, the same for every agent."""
+
+    examples: list[Example]  # B
+    index: Tensor  # [B] int64: global sample index, unique within a run; seeds what the episode samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a policy wrote after one prompt. Tensors stand on the CPU."""
+
+    ids: Tensor  # [n] int64, the stop token included
+    logprobs: Tensor  # [n] float32, tempered and unfiltered
+    behavior_logprobs: Tensor  # [n] float32, under what was sampled from; the same tensor when no filter is on
+    text: str  # exactly what the tokens say, special tokens left out
+    finished: bool  # ended by a stop token or stop string; False: cut at a limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One agent's part of one step of an episode."""
+
+    agent: str
+    step: int  # of the environment; agents that act at once share it
+    observation: str  # what it was told since its last turn
+    prompt: list[int]  # everything its policy read before it wrote
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One sample: who spoke when, what each of them read, and what each was paid."""
+
+    example: Example
+    index: int  # as in `Batch`
+    turns: list[Turn]  # in the order in which they were spoken
+    rewards: list[Mapping[str, float]]  # by step: what the environment paid; empty where a reward judges the episode
+    final: Mapping[str, list[int]]  # what an agent would have read next, where it was told something at the end
+    last_observations: Mapping[str, str]  # what it was told then
+    terminated: bool  # it ended by itself; False: cut, and what was still to come is not known
+    unfinished: frozenset[str]  # agents whose last response was cut although the episode has terminated
+    truncation: str  # why it was cut: environment, turns or context; empty where it was not
+    failure: Exception | None  # what its environment raised: there is no reward then
+    parts: Mapping[str, float]  # further numbers of the environment, for the log
+
+    def of(self, agent: str) -> list[Turn]:
+        """One agent's turns."""
+        return [turn for turn in self.turns if turn.agent == agent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What one agent said, and how likely it was when said."""
+    """One agent's rows: row b is its part of episode b, and how likely that was when it was written."""
 
     prompt_ids: Tensor  # [B, P] int64, left-padded
     prompt_mask: Tensor  # [B, P] bool
