@@ -13,87 +13,97 @@ from ippo_cli.types import Episode, Rollout, Turn
 def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
     """Row b is the agent's part of episode b; one that never spoke has an empty mask.
 
-    A row begins with the first prompt. Its response columns hold every completion and, masked out, what the agent read
-    between two of them and at the end. `filtered` says whether tokens were drawn from something else than the policy.
+    A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
+    between two of them, masked out, what the agent read before it wrote again; after the last one what it was told at
+    the end of a truncated episode. `filtered` says whether tokens were drawn from something else than the policy.
     """
-    rows = [_Row(episode, agent) for episode in episodes]
-    prompts = [row.prompt for row in rows]
-    responses = [row.ids for row in rows]
-    mask = _right([row.mask for row in rows], torch.bool)
-    logprobs = _right([row.logprobs for row in rows], torch.float32).to(device)
-    behavior = _right([row.behavior_logprobs for row in rows], torch.float32).to(device) if filtered else logprobs
-    prompt_ids, prompt_mask = _left(prompts)
+    turns = [episode.of(agent) for episode in episodes]
+    parts = [_parts(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
+    columns = _Columns(parts)
+    # An agent without a turn reads one token, whichever: a model cannot read nothing.
+    prompt_ids, prompt_mask = _left_padded([own[0].prompt if own else [0] for own in turns])
+    turn = columns.padded(columns.turn, empty=-1)
+    logprobs = columns.padded(columns.of("logprobs")).to(device)
     return Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=_right(responses, torch.long).to(device),
-        response_mask=mask.to(device),
-        turn=_right([row.turn for row in rows], torch.long, empty=-1).to(device),
-        length=torch.tensor([len(response) for response in responses], dtype=torch.long, device=device),
+        response_ids=columns.padded(columns.of("ids")).to(device),
+        response_mask=(turn >= 0).to(device),
+        turn=turn.to(device),
+        length=columns.lengths.to(device),
         logprobs=logprobs,
-        behavior_logprobs=behavior,
-        finished=torch.tensor([row.finished for row in rows], dtype=torch.bool, device=device),
-        texts=[row.text for row in rows],
+        behavior_logprobs=columns.padded(columns.of("behavior_logprobs")).to(device) if filtered else logprobs,
+        finished=torch.tensor([_finished(episode, agent) for episode in episodes], dtype=torch.bool, device=device),
+        texts=[own[-1].completion.text if own else "" for own in turns],
     )
 
 
-class _Row:
-    """The columns of one row, as lists of equally long parts."""
-
-    def __init__(self, episode: Episode, agent: str) -> None:
-        turns = episode.of(agent)
-        self.finished = episode.terminated and agent not in episode.unfinished
-        self.text = turns[-1].completion.text if turns else ""
-        # An agent without a turn reads one token, whichever: a model cannot read nothing.
-        self.prompt = torch.tensor(turns[0].prompt if turns else [0], dtype=torch.long)
-        parts: list[tuple[Tensor, Tensor, Tensor, int]] = []
-        for number, turn in enumerate(turns):
-            if number:
-                parts.append(_hole(_between(turns[number - 1], turn.prompt)))
-            said = turn.completion
-            parts.append((said.ids, said.logprobs, said.behavior_logprobs, number))
-        if turns and agent in episode.final:
-            parts.append(_hole(_between(turns[-1], episode.final[agent])))
-        self.ids = _joined([ids for ids, _, _, _ in parts], torch.long)
-        self.logprobs = _joined([logprobs for _, logprobs, _, _ in parts], torch.float32)
-        self.behavior_logprobs = _joined([behavior for _, _, behavior, _ in parts], torch.float32)
-        self.turn = _joined([torch.full((len(ids),), number) for ids, _, _, number in parts], torch.long)
-        self.mask = self.turn >= 0
+def _finished(episode: Episode, agent: str) -> bool:
+    return episode.terminated and agent not in episode.unfinished
 
 
-def _between(before: Turn, prompt: Sequence[int]) -> Tensor:
+class _Part:
+    """Some columns of a row: a completion, or what was read after it."""
+
+    __slots__ = ("behavior_logprobs", "ids", "logprobs", "turn")
+
+    def __init__(self, ids: Tensor, logprobs: Tensor, behavior_logprobs: Tensor, turn: int) -> None:
+        self.ids, self.logprobs, self.behavior_logprobs, self.turn = ids, logprobs, behavior_logprobs, turn
+
+
+def _parts(turns: Sequence[Turn], final: Sequence[int] | None) -> list[_Part]:
+    parts: list[_Part] = []
+    for number, turn in enumerate(turns):
+        if number:
+            parts.append(_read_between(turns[number - 1], turn.prompt))
+        said = turn.completion
+        parts.append(_Part(said.ids, said.logprobs, said.behavior_logprobs, number))
+    if turns and final is not None:
+        parts.append(_read_between(turns[-1], final))
+    return parts
+
+
+def _read_between(before: Turn, prompt: Sequence[int]) -> _Part:
     """What an agent read after its turn before it wrote again. Raises `ValueError` where that rewrites the past."""
     known = before.prompt + before.completion.ids.tolist()
     if list(prompt[: len(known)]) != known:
         raise ValueError(f"a later prompt of {before.agent} does not begin with what was read and written before")
-    return torch.tensor(prompt[len(known) :], dtype=torch.long)
+    zeros = torch.zeros(len(prompt) - len(known))
+    return _Part(torch.tensor(prompt[len(known) :], dtype=torch.long), zeros, zeros, -1)
 
 
-def _hole(ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    zeros = torch.zeros(len(ids))
-    return ids, zeros, zeros, -1
+class _Columns:
+    """The parts of all rows one after another, and where each belongs in `[B, R]`; R is at least 1."""
+
+    def __init__(self, rows: Sequence[Sequence[_Part]]) -> None:
+        self._parts = [part for row in rows for part in row]
+        sizes = torch.tensor([len(part.ids) for part in self._parts], dtype=torch.long)
+        numbers = torch.tensor([part.turn for part in self._parts], dtype=torch.long)
+        self.turn = numbers.repeat_interleave(sizes)
+        self.lengths = torch.tensor([sum(len(part.ids) for part in row) for row in rows], dtype=torch.long)
+        self._row = torch.arange(len(rows)).repeat_interleave(self.lengths)
+        starts = self.lengths.cumsum(0) - self.lengths
+        self._column = torch.arange(len(self._row)) - starts[self._row]
+
+    def of(self, name: str) -> Tensor:
+        """One attribute of all parts, in their order."""
+        found = [getattr(part, name) for part in self._parts]
+        return torch.cat(found) if found else torch.zeros(0)
+
+    def padded(self, values: Tensor, *, empty: int = 0) -> Tensor:
+        """Values in the order of the parts as `[B, R]`, padded on the right."""
+        width = max(1, int(self.lengths.max())) if len(self.lengths) else 1
+        padded = torch.full((len(self.lengths), width), empty, dtype=values.dtype)
+        padded[self._row, self._column] = values
+        return padded
 
 
-def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([torch.empty(0, dtype=dtype), *parts])
-
-
-def _right(rows: Sequence[Tensor], dtype: torch.dtype, *, empty: int = 0) -> Tensor:
-    """Rows of unlike lengths as `[B, R]`, padded on the right; R is at least 1."""
-    padded = torch.full((len(rows), max([1, *map(len, rows)])), empty, dtype=dtype)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded
-
-
-def _left(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows of unlike lengths as `[B, P]`, padded on the left, and where they are."""
-    width = max([1, *map(len, rows)])
+    width = max(map(len, rows), default=1)
     padded = torch.zeros(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for number, row in enumerate(rows):
-        padded[number, width - len(row) :] = row
+        padded[number, width - len(row) :] = torch.tensor(row, dtype=torch.long)
         mask[number, width - len(row) :] = True
     return padded, mask
