@@ -23,16 +23,16 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
     # An agent without a turn reads one token, whichever: a model cannot read nothing.
     prompt_ids, prompt_mask = _left_padded([own[0].prompt if own else [0] for own in turns])
     turn = columns.padded(columns.turn, empty=-1)
-    logprobs = columns.padded(columns.of("logprobs")).to(device)
+    logprobs = columns.padded(columns.of("logprobs", torch.float32)).to(device)
     return Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=columns.padded(columns.of("ids")).to(device),
+        response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
         response_mask=(turn >= 0).to(device),
         turn=turn.to(device),
         length=columns.lengths.to(device),
         logprobs=logprobs,
-        behavior_logprobs=columns.padded(columns.of("behavior_logprobs")).to(device) if filtered else logprobs,
+        behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device) if filtered else logprobs,
         finished=torch.tensor([_finished(episode, agent) for episode in episodes], dtype=torch.bool, device=device),
         texts=[own[-1].completion.text if own else "" for own in turns],
     )
@@ -85,10 +85,9 @@ class _Columns:
         starts = self.lengths.cumsum(0) - self.lengths
         self._column = torch.arange(len(self._row)) - starts[self._row]
 
-    def of(self, name: str) -> Tensor:
+    def of(self, name: str, dtype: torch.dtype) -> Tensor:
         """One attribute of all parts, in their order."""
-        found = [getattr(part, name) for part in self._parts]
-        return torch.cat(found) if found else torch.zeros(0)
+        return torch.cat([torch.empty(0, dtype=dtype), *(getattr(part, name) for part in self._parts)])
 
     def padded(self, values: Tensor, *, empty: int = 0) -> Tensor:
         """Values in the order of the parts as `[B, R]`, padded on the right."""
