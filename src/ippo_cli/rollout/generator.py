@@ -110,7 +110,7 @@ class HfGenerator:
         with record_function(f"ippo/rollout/{agent}"), policy.generation_mode(self._config.zero3_gather.value) as model:
             numbers = None if draws.greedy else draws.uniforms(agent, requests, sampling.max_new_tokens)
             try:
-                return decode(
+                return _decode(
                     model.lm,
                     policy.tokenizer,
                     [request.prompt for request in requests],
@@ -168,3 +168,30 @@ def context_limit(model_config: object, config: RolloutConfig) -> int:
     """Tokens that a prompt and its completion may have together."""
     made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
     return min(made_for, config.context_limit or made_for)
+
+
+def _decode(model, tokenizer, prompts, sampling, *, on_finished, uniforms, **options):  # pyright: ignore
+    from ippo_cli.rollout.rows import _left_padded
+
+    device = next(model.parameters()).device
+    ids, mask = _left_padded(prompts) if prompts else (torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1).bool())
+    finished = None
+    if on_finished is not None:
+
+        def finished(rows, texts):
+            empty = torch.zeros(0)
+            on_finished(rows, [Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text,
+                                          finished=True) for text in texts])
+
+    decoded = decode(model, tokenizer, ids.to(device), mask.to(device), sampling, finished=finished,
+                     uniforms=None if uniforms is None else uniforms.to(device), **options)
+    lengths = decoded.response_mask.sum(dim=1).tolist()
+    logprobs, behavior, said = decoded.logprobs.cpu(), decoded.behavior_logprobs.cpu(), decoded.response_ids.cpu()
+    same = decoded.behavior_logprobs is decoded.logprobs
+    result = []
+    for row, length in enumerate(lengths):
+        own = logprobs[row, :length]
+        result.append(Completion(ids=said[row, :length], logprobs=own,
+                                 behavior_logprobs=own if same else behavior[row, :length],
+                                 text=decoded.texts[row], finished=bool(decoded.finished[row])))
+    return result
