@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from chats import FAMILIES, tokenizer_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
@@ -15,7 +18,7 @@ from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.tasks.conversation import PromptFormat, refuse_too_long, tokenize_prompts
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.types import Batch, Example, PromptBatch
+from ippo_cli.types import Batch, Completion, Example, PromptBatch
 
 ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
 CHAT = (
@@ -23,6 +26,7 @@ CHAT = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 Make = Callable[..., "Formats"]
+TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +181,43 @@ def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
 def test_an_empty_prompt_is_an_error(formats: Make) -> None:
     with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
         formats(low={"template": ""}).tokenize({"letters": "a"})
+
+
+def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
+    """What a policy wrote, in tokens of its own."""
+    space = tokenizer("x", add_special_tokens=False).input_ids[:-1]  # a mark that this tokenizer begins a text with
+    ids = tokenizer(text, add_special_tokens=False).input_ids[len(space) :]
+    tokens = torch.tensor(ids + [tokenizer.eos_token_id] * finished, dtype=torch.long)
+    said = tokenizer.decode(tokens, skip_special_tokens=True)
+    nothing = torch.zeros(len(tokens))
+    return Completion(ids=tokens, logprobs=nothing, behavior_logprobs=nothing, text=said, finished=finished)
+
+
+WORDS = st.text("ab. \n", min_size=1, max_size=6)
+TURNS = st.lists(st.tuples(WORDS, st.text("abc. ", max_size=6), st.booleans()), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_history])
+@given(turns=TURNS, system=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any, system: bool) -> None:
+    family = FAMILIES[name]
+    tokenizer = TOKENIZERS[name]
+    chat = PromptFormat(
+        "low", tokenizer, system="Be brief." if system and family.system else None, chat_template=True,
+        max_prompt_tokens=99,
+    )  # fmt: skip
+    messages = [{"role": "system", "content": "Be brief."}] if chat.system else []
+    conversation: Any = None
+    for told, said, finished in turns:
+        if conversation is None:
+            (conversation,) = chat.begin([told])
+        else:
+            chat.extend([conversation], [written], [told])  # noqa: F821
+        messages.append({"role": "user", "content": told})
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert conversation.ids == tokenizer(whole, add_special_tokens=False).input_ids
+        assert not conversation.detached
+        text = said.strip() if "trim" in family.template else said
+        written = completion_of(tokenizer, text, finished=finished)
+        messages.append({"role": "assistant", "content": text})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,9 @@ from ippo_cli.types import Batch, Completion, Example, PromptBatch
 
 ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
 SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
+
+ANCHORS = ("\n", ".", "a")  # texts after which a bridge is tokenised: the first that it does not grow together with
+PROBES = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
 
 Message = dict[str, str]  # role and content
 FirstMessage = Callable[[str, Example], str]
@@ -86,8 +89,108 @@ class PromptFormat:
     def extend(
         self, conversations: Sequence[Conversation], completions: Sequence[Completion], observations: Sequence[str]
     ) -> None:
-        """Add what the agent answered and what it is told then."""
-        raise NotImplementedError
+        """Add what the agent answered and what it is told then, to be answered next.
+
+        The ids that the policy reads next are those it read before, those it wrote, and the ids of what stands between
+        that and its next answer, which are tokenised by themselves. Where a chat template writes the history in
+        another way than it was read, there are no such ids: `ConfigError`, or with history="turns" the whole
+        conversation is tokenised anew, and the conversation is `detached`.
+        """
+        bridges: list[tuple[Conversation, Completion, str]] = []
+        rewritten: list[Conversation] = []
+        for conversation, completion, observation in zip(conversations, completions, observations, strict=True):
+            bridge = self._answer(conversation, completion, observation)
+            conversation.detached = bridge is None
+            if bridge is None:
+                rewritten.append(conversation)
+            else:
+                bridges.append((conversation, completion, bridge))
+        stops = [self._stop_token(completion) for _, completion, _ in bridges]
+        ids = self._bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
+        for (conversation, completion, _), between in zip(bridges, ids, strict=True):
+            conversation.ids = [*conversation.ids, *completion.ids.tolist(), *between]
+        fresh = self._ids([conversation.text for conversation in rewritten])
+        for conversation, whole in zip(rewritten, fresh, strict=True):
+            conversation.ids = whole
+
+    def refuse_rewritten_history(self) -> None:
+        """Raise `ConfigError` for a chat template under which a history cannot be continued token by token.
+
+        Tried on two rounds of a made-up conversation, with and without thinking in the answers: a template that drops
+        it would fail in the midst of a run.
+        """
+        if not self.chat or self.history != "prefix":
+            return
+        for answer in PROBES:
+            messages = self._first_messages("One?")
+            probe = Conversation(messages=messages, text=self._written(messages), ids=[])
+            for told in ("Two?", "Three?"):
+                self._answer(probe, _spoken(answer), told)
+
+    def _answer(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
+        """Add an answer and the next message to the texts of a conversation.
+
+        Returns what stands between the tokens that were written and the next answer; None for a rewritten history.
+        """
+        said, before = completion.text, conversation.text
+        conversation.messages += [{"role": "assistant", "content": said}, {"role": "user", "content": observation}]
+        if not self.chat:
+            conversation.text = before + said + self._stop_token(completion) + observation
+            return observation
+        conversation.text = now = self._written(conversation.messages)
+        if not now.startswith(before):
+            return self._rewritten(before, now)
+        rest = now[len(before) :]
+        # Some templates strip what was said.
+        written = next((form for form in _stripped(said) if rest.startswith(form)), None)
+        if written is None:
+            return self._rewritten(before + said, now)
+        return rest[len(written) :].removeprefix(self._stop_token(completion))
+
+    def _rewritten(self, expected: str, now: str) -> None:
+        """Raise `ConfigError` where histories must be continued as they are."""
+        if self.history != "prefix":
+            return
+        pairs = zip_longest(expected, now)
+        place = next(place for place, (wanted, there) in enumerate(pairs) if wanted != there)
+        around = slice(max(place - 20, 0), place + 40)
+        raise ConfigError(
+            f"rollout.history={self.history}",
+            f"needs a chat template that keeps what was said, and that of agent {self.agent}'s tokenizer writes "
+            f"{now[around]!r} where {expected[around]!r} was read and written",
+            "use rollout.history=turns, which trains each turn after the prompt that it was written to",
+        )
+
+    def _stop_token(self, completion: Completion) -> str:
+        """The special token that a completion ends in; empty where it was cut, or ended by a stop string."""
+        if not completion.finished or not len(completion.ids):
+            return ""
+        last = int(completion.ids[-1])
+        return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
+
+    def _bridge_ids(self, bridges: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """The ids of texts as they are after something else: after the given stop token, or after other text.
+
+        A tokenizer may begin a text with a token or a space of its own, and a special token may swallow the space
+        after it. So each is tokenised after an anchor: the stop token, or else a text that does not grow together with
+        it.
+        """
+        made: dict[int, list[int]] = {row: [] for row, (_, text) in enumerate(bridges) if not text}
+        for anchor in (None, *ANCHORS, ""):
+            waiting = [
+                row for row in range(len(bridges)) if row not in made and (anchor is not None or bridges[row][0])
+            ]
+            anchors = [bridges[row][0] if anchor is None else anchor for row in waiting]
+            texts = [before + bridges[row][1] for before, row in zip(anchors, waiting, strict=True)]
+            heads = {before: self._plain_ids([before])[0] if before else [] for before in set(anchors)}
+            for row, before, ids in zip(waiting, anchors, self._plain_ids(texts), strict=True):
+                head = heads[before]
+                if ids[: len(head)] == head:
+                    made[row] = ids[len(head) :]
+        return [made[row] for row in range(len(bridges))]
+
+    def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
 
     def text(self, observation: str) -> str:
         """What the agent reads where it is told one thing."""
@@ -145,6 +248,20 @@ class PromptFormat:
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         # A chat template writes its own special tokens.
         return self.tokenizer(list(texts), add_special_tokens=not self.chat).input_ids if texts else []
+
+
+def _stripped(text: str) -> tuple[str, ...]:
+    """A text, and what chat templates make of one.
+
+    With a space before it, too: tokenizers whose words begin with theirs leave the first one out of a text.
+    """
+    forms = (text, text.rstrip(), text.lstrip(), text.strip(), text.lstrip("\n"), text.strip("\n"))
+    return (*forms, f" {text}", f" {text.rstrip()}")
+
+
+def _spoken(text: str) -> Completion:
+    nothing = torch.zeros(0)
+    return Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=False)
 
 
 def prompt_formats(
