@@ -20,8 +20,8 @@ from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Ti
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.templates import render_template
 
 WARM_START_EXAMPLES = 8192
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template

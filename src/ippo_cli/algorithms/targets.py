@@ -33,7 +33,7 @@ from ippo_cli.formulas import (
     reweight,
     turn_ends,
 )
-from ippo_cli.tasks.prompts import share
+from ippo_cli.tasks.schedule import share
 from ippo_cli.types import PromptBatch, Rollout, Scores, Targets
 
 Greedy = Mapping[str, tuple[Rollout, Scores]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.sorting import sorting_examples
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 

@@ -14,9 +14,11 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, mixed, why
-from ippo_cli.tasks.prompts import PromptStream, share
+from ippo_cli.tasks.conversation import PromptFormat, tokenize_prompts
+from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task
-from ippo_cli.types import PromptBatch, Rollout
+from ippo_cli.tasks.templates import first_message
+from ippo_cli.types import Batch, PromptBatch, Rollout
 
 Ask = Callable[[Mapping[str, PromptBatch], bool], Mapping[str, Rollout]]
 """Prompts, and whether to decode greedily, to rollouts."""
@@ -30,11 +32,14 @@ class Evaluation:
     samples: list[dict[str, Any]]
 
 
-def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction, config: Config) -> Evaluation:
+def evaluate(
+    ask: Ask, formats: Mapping[str, PromptFormat], task: Task, reward: RewardFunction, config: Config
+) -> Evaluation:
     """Score the whole held-out set. Metrics are the same on every rank, and for every number of ranks."""
     rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
     examples = [task.held_out[row] for row in rows]
-    batch = prompts.tokenize_prompts(examples, torch.tensor(list(rows), dtype=torch.long))
+    index = torch.tensor(list(rows), dtype=torch.long)
+    batch = tokenize_prompts(formats, config.task.agents, Batch(examples=examples, index=index))
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
@@ -49,7 +54,7 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
-        samples += sample_rows(mode, batch, rollouts, scores, prompts, config.tracker.samples)
+        samples += sample_rows(mode, batch, rollouts, scores, formats, config)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
@@ -64,8 +69,8 @@ def sample_rows(
     batch: Mapping[str, PromptBatch],
     rollouts: Mapping[str, Rollout],
     scores: Mapping[str, torch.Tensor],
-    prompts: PromptStream,
-    count: int,
+    formats: Mapping[str, PromptFormat],
+    config: Config,
 ) -> list[dict[str, Any]]:
     """The first rows as plain data: what each agent read and wrote, and its score."""
     examples = next(iter(batch.values())).examples
@@ -75,14 +80,14 @@ def sample_rows(
             "index": int(next(iter(batch.values())).index[row]),
             "agents": {
                 name: {
-                    "prompt": prompts.text(name, examples[row]),
+                    "prompt": formats[name].text(first_message(name, config.task.agents[name], examples[row])),
                     "response": rollouts[name].texts[row],
                     "score": float(scores[name].reshape(len(examples), -1)[row].sum()),
                 }
                 for name in rollouts
             },
         }
-        for row in range(min(count, len(examples)))
+        for row in range(min(config.tracker.samples, len(examples)))
     ]
 
 

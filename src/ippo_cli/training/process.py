@@ -35,9 +35,10 @@ from ippo_cli.training.preflight import (
     Material,
     device_kind,
     disk_needs,
+    example_schedule,
+    fitting_formats,
     memory_of,
     memory_warning,
-    prompt_stream,
     read_material,
     this_machine,
     what_cannot_fit,
@@ -148,7 +149,8 @@ def build_trainer(
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)
     material = read_material(config, task, weights)
-    prompts = prompt_stream(config, plan, task, material)
+    schedule = example_schedule(config, plan, task)
+    formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
     agents = build_agents(config, weights, device)
     algorithm = Algorithm(
@@ -172,12 +174,13 @@ def build_trainer(
         found = checkpoints.load(state)
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
-    console.warn(run.note(unusual_start(config, plan, prompts)))
+    console.warn(run.note(unusual_start(config, plan, task, formats)))
     return Trainer(
         config=config,
         plan=plan,
         task=task,
-        prompts=prompts,
+        schedule=schedule,
+        formats=formats,
         reward=reward,
         state=state,
         run=run,

@@ -20,7 +20,8 @@ from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.score import score
 from ippo_cli.rewards.streaming import OnFinished, streaming_reward
 from ippo_cli.rollout.collect import collect
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.conversation import PromptFormat, tokenize_prompts
+from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
@@ -64,7 +65,8 @@ class Trainer:
     config: Config
     plan: Arithmetic
     task: Task
-    prompts: PromptStream
+    schedule: ExampleSchedule
+    formats: Mapping[str, PromptFormat]
     reward: RewardFunction
     state: State
     run: Run
@@ -133,7 +135,8 @@ class Trainer:
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         context = StepContext(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         with distributed.failing_together():
-            batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
+            scheduled = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+            batch = tokenize_prompts(self.formats, config.task.agents, scheduled)
         greedy_rollouts: dict[str, Rollout] = {}
         if algorithm.needs_greedy:
             with clock("rollout"):
@@ -183,7 +186,7 @@ class Trainer:
         if every == 0 or (iteration + 1) % every != 0:
             return []
         own = {name: scores[name].raw for name in scores}
-        return sample_rows("train", batch, rollouts, own, self.prompts, config.tracker.samples)
+        return sample_rows("train", batch, rollouts, own, self.formats, config)
 
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
         with distributed.failing_together():
@@ -256,7 +259,7 @@ class Trainer:
             lambda batch, greedy: self._collect(
                 batch, seed=self.config.evaluation.seed, purpose="evaluation", greedy=greedy
             ),
-            self.prompts,
+            self.formats,
             self.task,
             self.preemption.interruptible(self.reward),
             self.config,
