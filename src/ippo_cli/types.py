@@ -148,7 +148,8 @@ class Scores:
     score: Tensor  # [B, K] float32, by turn
     raw: Tensor  # [B, K] float32: before the processor chain; the same tensor where there is none
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
-    valid: Tensor  # [B] bool: False where the reward failed; such rows are never trained on
+    valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
+    failed: Tensor  # [B] bool: where the reward, or the episode, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

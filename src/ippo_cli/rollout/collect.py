@@ -12,12 +12,12 @@ from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import ConfigError, NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig, Zero3Gather
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.streaming import OnFinished
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import PromptBatch, Rollout
 
 Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
+OnFinished = Callable[[str, list[int], list[str]], None]  # agent, rows that it has finished, their texts
 KNOWN_TO_ALL: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
     Zero3Gather.all: (Exception, PreemptionRequested),
     Zero3Gather.layer: (NonFiniteError, PreemptionRequested),  # after anything else the others wait within a forward

@@ -13,9 +13,10 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import attempt, mixed, why
+from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.prompts import PromptStream, share
 from ippo_cli.tasks.task import Task
+from ippo_cli.training.episodes import episodes_of
 from ippo_cli.types import PromptBatch, Rollout
 
 Ask = Callable[[Mapping[str, PromptBatch], bool], Mapping[str, Rollout]]
@@ -39,11 +40,16 @@ def evaluate(ask: Ask, prompts: PromptStream, task: Task, reward: RewardFunction
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         rollouts = ask(batch, mode == "greedy")
-        responses = {name: rollout.texts for name, rollout in rollouts.items()}
-        given, failure = attempt(reward, examples, responses, config.reward)
+        episodes = episodes_of(batch, rollouts)
+        given, failure = attempt(reward, episodes, list(rollouts), config.reward)
         with distributed.failing_together():
-            scores = {name: mixed(given, name, config.reward, len(examples)) for name in rollouts}
-        found = _metrics(given, scores, rollouts, len(task.held_out))
+            numbers = {name: mixed(given, name, episodes, config.reward) for name in rollouts}
+        failed = torch.stack([failed_rows(given, one) for one in numbers.values()]).any(dim=0)
+        # An agent that never spoke has no score, and is in no mean.
+        scores = {
+            name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
+        }
+        found = _metrics(given, scores, failed, rollouts, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
@@ -87,12 +93,15 @@ def sample_rows(
 
 
 def _metrics(
-    given: Reward, scores: Mapping[str, torch.Tensor], rollouts: Mapping[str, Rollout], rows: int
+    given: Reward,
+    scores: Mapping[str, torch.Tensor],
+    failed: torch.Tensor,
+    rollouts: Mapping[str, Rollout],
+    rows: int,
 ) -> dict[str, float]:
-    valid = torch.tensor(given.valid or [True] * len(next(iter(scores.values()))), dtype=torch.bool)
-    valid = valid & torch.stack([torch.isfinite(score) for score in scores.values()]).all(dim=0)
+    valid = ~failed
     means = {f"{name}/score": score for name, score in scores.items()}
-    means["score"] = torch.stack(list(scores.values())).mean(dim=0)
+    means["score"] = torch.stack(list(scores.values())).nanmean(dim=0)
     means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
     names = sorted(means)
     kept = [valid & torch.isfinite(means[name]) for name in names]  # a part need not apply to every row

@@ -18,12 +18,13 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.score import score
-from ippo_cli.rewards.streaming import OnFinished, streaming_reward
-from ippo_cli.rollout.collect import collect
+from ippo_cli.rewards.streaming import streaming_reward
+from ippo_cli.rollout.collect import OnFinished, collect
 from ippo_cli.tasks.prompts import PromptStream
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
+from ippo_cli.training.episodes import by_agent, episodes_of
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import (
@@ -40,7 +41,7 @@ from ippo_cli.training.run import Run
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import StepContext, update
-from ippo_cli.types import Example, PromptBatch, Rollout, Scores
+from ippo_cli.types import PromptBatch, Rollout, Scores
 
 
 @dataclass
@@ -138,25 +139,25 @@ class Trainer:
         if algorithm.needs_greedy:
             with clock("rollout"):
                 greedy_rollouts = self._collect(batch, seed=config.seed, purpose="", greedy=True)
-        with streaming_reward(
-            self.reward, _examples(batch), list(agents), config.reward.reward_batch_rows
-        ) as streaming:
+        with streaming_reward(self.reward, list(agents), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
                 sampled = self._collect(
                     batch,
                     seed=config.seed,
                     purpose=f"train/{iteration}",
-                    on_finished=streaming.on_finished if streaming else None,
+                    on_finished=by_agent(streaming.on_finished, batch) if streaming else None,
                 )
             with clock("score"):
-                scores = score(
+                scored = score(
                     self.preemption.interruptible(self.reward),
-                    batch,
-                    sampled,
+                    episodes_of(batch, sampled),
                     config.reward,
                     self.state.moments,
+                    device=_device(sampled),
                     streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
+            scores, self.state.moments = scored.scores, scored.moments
+            self._warn_of_failed_rows(scored.failure)
         greedy = self._scored_greedy(batch, greedy_rollouts, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
@@ -244,8 +245,21 @@ class Trainer:
         """What every agent says at its greedy_rollouts to the same prompts, scored as the sampled responses were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
-            scores = score(reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
-        return {name: (rollouts[name], scores[name]) for name in rollouts}
+            scored = score(
+                reward,
+                episodes_of(batch, rollouts),
+                self.config.reward,
+                self.state.moments,
+                device=_device(rollouts),
+                observe=False,
+            )
+        return {name: (rollouts[name], scored.scores[name]) for name in rollouts}
+
+    def _warn_of_failed_rows(self, reason: str | None) -> None:
+        """Say once in a run why rows have no reward."""
+        if reason is not None:
+            with distributed.failing_together():
+                self.console.warn(self.run.note({"failed_rows": reason}))
 
     def _poll(self, agent: str, done: int, rows: int) -> None:
         self.console.progress(f"{agent} writes", done, rows)
@@ -293,6 +307,5 @@ class Trainer:
         }
 
 
-def _examples(batch: Mapping[str, PromptBatch]) -> list[Example]:
-    """The examples of a batch: the same for every agent."""
-    return next(iter(batch.values())).examples
+def _device(rollouts: Mapping[str, Rollout]) -> torch.device:
+    return next(iter(rollouts.values())).response_ids.device
