@@ -28,7 +28,7 @@ def corridor(trainer):
     config = trainer.config
     batch = tokenize_prompts(trainer.formats, config.task.agents, trainer.schedule.batch(0, 0, 1))
     rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
-    scores = score(trainer.reward, batch, rollouts, config.reward, trainer.state.moments)
+    scores = score(trainer.reward, episodes_of(batch, rollouts), config.reward, trainer.state.moments).scores
     return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, batch, rollouts, scores, {})
 
 

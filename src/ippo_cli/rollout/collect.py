@@ -66,7 +66,10 @@ def collect(
 
 
 def _stream(
-    asked: Sequence[Playing], agent: str, on_episodes: OnEpisodes, places: Sequence[int],
+    asked: Sequence[Playing],
+    agent: str,
+    on_episodes: OnEpisodes,
+    places: Sequence[int],
     completions: Sequence[Completion],
 ) -> None:
     """Take answers while others are still being written; environments that have them all take their step."""
@@ -98,6 +101,7 @@ def _tell(playing: Sequence[Playing], formats: Mapping[str, PromptFormat], limit
                 [one.told[agent] for one in later],
             )
         for one, conversation in zip(first, prompt_format.begin([one.told[agent] for one in first]), strict=True):
+            prompt_format.refuse(conversation.text, len(conversation.ids))
             _refuse_too_long(agent, len(conversation.ids), limits[agent], prompt_format)
             one.conversations[agent] = conversation
     for one in told:

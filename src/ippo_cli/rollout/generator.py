@@ -180,18 +180,37 @@ def _decode(model, tokenizer, prompts, sampling, *, on_finished, uniforms, **opt
 
         def finished(rows, texts):
             empty = torch.zeros(0)
-            on_finished(rows, [Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text,
-                                          finished=True) for text in texts])
+            on_finished(
+                rows,
+                [
+                    Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=True)
+                    for text in texts
+                ],
+            )
 
-    decoded = decode(model, tokenizer, ids.to(device), mask.to(device), sampling, finished=finished,
-                     uniforms=None if uniforms is None else uniforms.to(device), **options)
+    decoded = decode(
+        model,
+        tokenizer,
+        ids.to(device),
+        mask.to(device),
+        sampling,
+        finished=finished,
+        uniforms=None if uniforms is None else uniforms.to(device),
+        **options,
+    )
     lengths = decoded.response_mask.sum(dim=1).tolist()
     logprobs, behavior, said = decoded.logprobs.cpu(), decoded.behavior_logprobs.cpu(), decoded.response_ids.cpu()
     same = decoded.behavior_logprobs is decoded.logprobs
     result = []
     for row, length in enumerate(lengths):
         own = logprobs[row, :length]
-        result.append(Completion(ids=said[row, :length], logprobs=own,
-                                 behavior_logprobs=own if same else behavior[row, :length],
-                                 text=decoded.texts[row], finished=bool(decoded.finished[row])))
+        result.append(
+            Completion(
+                ids=said[row, :length],
+                logprobs=own,
+                behavior_logprobs=own if same else behavior[row, :length],
+                text=decoded.texts[row],
+                finished=bool(decoded.finished[row]),
+            )
+        )
     return result

@@ -30,16 +30,13 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
         response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
         response_mask=(turn >= 0).to(device),
         turn=turn.to(device),
-        length=columns.lengths.to(device),
         logprobs=logprobs,
-        behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device) if filtered else logprobs,
-        finished=torch.tensor([_finished(episode, agent) for episode in episodes], dtype=torch.bool, device=device),
+        behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device)
+        if filtered
+        else logprobs,
+        finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
         texts=[own[-1].completion.text if own else "" for own in turns],
     )
-
-
-def _finished(episode: Episode, agent: str) -> bool:
-    return episode.terminated and agent not in episode.unfinished
 
 
 class _Part:

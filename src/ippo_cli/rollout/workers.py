@@ -14,9 +14,7 @@ PATIENCE_S = 0.02
 POLL_S = 0.2
 
 
-def each(
-    items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None
-) -> None:
+def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None) -> None:
     """Call `work` for every item, up to `workers` of them at once where they take long. Raises what the first raised.
 
     Threads are left behind where `poll` raises, and do not keep the process alive.

@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import JsonlConfig, PromptConfig, RolloutConfig, TaskConfig
-from ippo_cli.tasks.templates import first_message
-from ippo_cli.types import Batch, Completion, Example, PromptBatch
+from ippo_cli.config.schema import JsonlConfig, RolloutConfig, TaskConfig
+from ippo_cli.types import Completion, Example
 
 ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
 SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
@@ -294,28 +293,3 @@ def refuse_too_long(
         for name, prompt_format in formats.items():
             told = [(row, message(name, example)) for row, example in part]
             prompt_format.refuse_too_long(told, source, contexts[name])
-
-
-def tokenize_prompts(
-    formats: Mapping[str, PromptFormat], agents: Mapping[str, PromptConfig], batch: Batch
-) -> dict[str, PromptBatch]:
-    """What each agent is asked first about the examples of a batch."""
-    return {
-        name: _prompt_batch(
-            prompt_format, [first_message(name, agents[name], example) for example in batch.examples], batch
-        )
-        for name, prompt_format in formats.items()
-    }
-
-
-def _prompt_batch(prompt_format: PromptFormat, told: Sequence[str], batch: Batch) -> PromptBatch:
-    begun = prompt_format.begin(told)
-    for conversation in begun:
-        prompt_format.refuse(conversation.text, len(conversation.ids))
-    width = max((len(conversation.ids) for conversation in begun), default=1)
-    padded = torch.zeros(len(begun), width, dtype=torch.long)
-    mask = torch.zeros(len(begun), width, dtype=torch.bool)
-    for row, conversation in enumerate(begun):
-        padded[row, width - len(conversation.ids) :] = torch.tensor(conversation.ids)
-        mask[row, width - len(conversation.ids) :] = True
-    return PromptBatch(ids=padded, mask=mask, examples=batch.examples, index=batch.index)

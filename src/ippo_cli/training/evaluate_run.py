@@ -16,8 +16,11 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rollout.collect import collect, context_limit
+from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.task import Task, load_held_out
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
@@ -84,15 +87,16 @@ def _evaluate(
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    policies,
+                    EnvironmentPool(protocol_environment(config.task)),
+                    formats,
                     batch,
-                    config.rollout,
-                    seed=config.evaluation.seed,
-                    purpose="evaluation",
-                    greedy=greedy,
-                    poll=lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                    HfGenerator(
+                        policies,
+                        config.rollout,
+                        lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                    ),
+                    Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
                 ),
-                formats,
                 Task(train=(), held_out=held_out),
                 build_reward(config.reward, config.task.agents),
                 config,

@@ -33,7 +33,7 @@ from ippo_cli.models.shape import (
     with_value_head,
 )
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
-from ippo_cli.rollout.collect import context_limit
+from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task

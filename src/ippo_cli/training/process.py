@@ -26,6 +26,9 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
@@ -175,12 +178,20 @@ def build_trainer(
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
     console.warn(run.note(unusual_start(config, plan, task, formats)))
+
+    def poll(agent: str, done: int, rows: int) -> None:
+        console.progress(f"{agent} writes", done, rows)
+        preemption.poll()
+
     return Trainer(
         config=config,
         plan=plan,
         task=task,
         schedule=schedule,
+        environments=EnvironmentPool(protocol_environment(config.task)),
         formats=formats,
+        generator=HfGenerator(agents, config.rollout, poll),
+        device=device,
         reward=reward,
         state=state,
         run=run,
