@@ -47,7 +47,7 @@ class Draws:
 
     def uniforms(self, agent: str, requests: Sequence[Request], width: int) -> Tensor:
         """Numbers in [0, 1), `[len(requests), width]`."""
-        numbers = torch.empty(len(requests), width)
+        numbers = torch.empty(len(requests), width, dtype=torch.float64)
         for turn in sorted({request.turn for request in requests}):
             places = [place for place, request in enumerate(requests) if request.turn == turn]
             stream = f"{self.purpose}/{agent}" + (f"/{turn}" if turn else "")
