@@ -14,7 +14,7 @@ from gymnasium.envs.toy_text.blackjack import BlackjackEnv
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.environment import Action, Step
@@ -123,7 +123,8 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
         raise ConfigError(
             given,
             f"cannot be made ({type(error).__name__}: {error})",
-            "its documentation names its arguments; python -c 'import gymnasium; gymnasium.pprint_registry()' lists ids",
+            "its documentation names its arguments; "
+            "python -c 'import gymnasium; gymnasium.pprint_registry()' lists ids",
         ) from error
     if isinstance(env.unwrapped, FrozenLakeEnv) and env.spec is not None:
         arguments = {"map_name": "4x4"} | env.spec.kwargs
@@ -133,12 +134,21 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
 
 
 def _another(first: gymnasium.Env, config: GymnasiumConfig) -> gymnasium.Env:
-    """One more of the same. Tabular ones share their transition tables, which take longest to make and are only read."""
-    if type(first.unwrapped) not in TABULAR:
+    """One more of the same. Tabular ones share their tables, which take longest to make and are only read."""
+    if type(first.unwrapped) not in TABULAR or not _plainly_wrapped(first):
         return _make(config)
     env = copy.copy(first.unwrapped)
     limit = first.spec.max_episode_steps if first.spec is not None else None
     return env if limit is None else TimeLimit(env, limit)
+
+
+def _plainly_wrapped(env: gymnasium.Env) -> bool:
+    """Whether nothing stands around an environment but what `gymnasium.make` puts there."""
+    while isinstance(env, gymnasium.Wrapper):
+        if type(env) not in (TimeLimit, OrderEnforcing):
+            return False
+        env = env.env
+    return True
 
 
 def _action_texts(config: GymnasiumConfig, space: gymnasium.Space, known: Known | None) -> ActionTexts:

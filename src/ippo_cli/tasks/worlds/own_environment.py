@@ -57,7 +57,7 @@ class OwnEnvironment:
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         texts = {agent: action.text for agent, action in actions.items()}
-        self.turns.update(texts)
+        self.turns.update(list(texts))
         result = self.environment.step(texts if self.by_agent else texts[self.agents[0]])
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(

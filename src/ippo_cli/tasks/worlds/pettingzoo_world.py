@@ -27,6 +27,7 @@ ALTERNATE = "alternate"
 OPPONENTS: dict[Opponent, Callable[[Sequence[int], random.Random], int]] = {
     Opponent.random: lambda legal, luck: luck.choice(legal)
 }
+FRUITLESS = 100  # games in a row that end before an agent of the task has acted
 RPS_NAMES = ("rock", "paper", "scissors", "spock", "lizard")
 
 
@@ -43,7 +44,7 @@ class PettingzooWorld(ABC):
     """The task's agents on seats of a game; other seats are played by an opponent.
 
     The example's seed begins the game and, where seats alternate, gives them out; the opponent's moves come from the
-    seed that `reset` is given.
+    seed that `reset` is given. A game that the opponent ends before an agent of the task has acted is dealt again.
     """
 
     def __init__(
@@ -58,17 +59,22 @@ class PettingzooWorld(ABC):
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.seats = _seats(self.config, self.env.possible_agents, example["seed"])
         self.luck = random.Random(seed)
+        for _ in range(FRUITLESS):
+            self._clear()
+            self.begin(example["seed"])
+            if not self.over:
+                return self._told()
+        raise RuntimeError(f"task.env_id={self.config.env_id}: games end before an agent of the task has acted")
+
+    def _clear(self) -> None:
+        agents = self.seats.values()
         self.turns: Counter[str] = Counter()
         self.invalid = 0
         self.chosen: dict[str, int] = {}  # by seat: actions that wait for others who act at the same time
-        self.earned = dict.fromkeys(self.seats.values(), 0.0)  # by agent: what the game has paid
-        self.paid = dict.fromkeys(self.seats.values(), 0.0)  # by agent: what is paid with the next step
+        self.earned = dict.fromkeys(agents, 0.0)  # by agent: what the game has paid
+        self.paid = dict.fromkeys(agents, 0.0)  # by agent: what is paid with the next step
         self.ended: dict[str, bool] = {}  # by seat: True where it terminated, False where it was truncated
         self.last: dict[str, str] = {}  # by agent: what it saw when its part ended
-        self.begin(example["seed"])
-        if self.over:
-            raise RuntimeError(f"task.env_id={self.config.env_id}: the game ended before an agent of the task acted")
-        return self._told()
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         place = {agent: seat for seat, agent in self.seats.items()}
@@ -270,9 +276,7 @@ def _is_parallel(config: PettingzooConfig) -> bool:
 def _make(config: PettingzooConfig) -> Any:
     assert config.env_id is not None
     try:
-        return pettingzoo.make(
-            "parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args
-        )
+        return pettingzoo.make("parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args)
     except Exception as error:  # whatever the registry's or the environment's own code raises
         raise ConfigError(
             f"task.env_id={config.env_id} task.environment_args={config.environment_args}",
@@ -340,7 +344,9 @@ def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known
             raise ConfigError(
                 f"task.env_id={config.env_id}",
                 f"has observations that cannot be written: the space of {seat} {reason}",
-                "use task.observation=short" if known else "use another environment, or wrap it and use task=environment",
+                "use task.observation=short"
+                if known
+                else "use another environment, or wrap it and use task=environment",
             )
 
 
@@ -356,7 +362,9 @@ def _telling(
 def _marks(observation: Any) -> list[list[str]]:
     """Rows of a board: `x` one's own, `o` the other's, `.` free."""
     own, other = observation["observation"][..., 0].tolist(), observation["observation"][..., 1].tolist()
-    return [["x" if x else "o" if o else "." for x, o in zip(*row, strict=True)] for row in zip(own, other, strict=True)]
+    return [
+        ["x" if x else "o" if o else "." for x, o in zip(*row, strict=True)] for row in zip(own, other, strict=True)
+    ]
 
 
 def _squares(observation: Any, texts: ActionTexts) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from reasoning_gym.factory import DATASETS, create_dataset
 from reasoning_gym.utils import extract_answer
 
@@ -22,7 +25,8 @@ RIGHT = 1.0  # the highest score that an answer can have
 class Questions:
     """A dataset's items by (dataset seed, index), shared by all worlds of a process: some datasets are slow to set up.
 
-    Items are made and answers scored one at a time, since some datasets use global generators while they do.
+    Items are made and answers scored one at a time and with global generators that are set, and put back afterwards:
+    some datasets draw from them.
     """
 
     def __init__(self, config: ReasoningGymConfig) -> None:
@@ -33,17 +37,30 @@ class Questions:
         self._lock = Lock()
 
     def item(self, seed: int, index: int) -> dict[str, Any]:
-        with self._lock:
+        with self._lock, _global_generators(seed + index):
             return self._dataset(seed)[index]
 
     def score(self, answer: str | None, item: dict[str, Any], seed: int) -> float:
-        with self._lock:
+        with self._lock, _global_generators(seed):
             return float(self._dataset(seed).score_answer(answer, item))
 
     def _dataset(self, seed: int) -> Any:
         if seed not in self._datasets:
             self._datasets[seed] = create_dataset(self.name, seed=seed, size=self.size, **self.arguments)
         return self._datasets[seed]
+
+
+@contextmanager
+def _global_generators(seed: int) -> Iterator[None]:
+    """Python's and numpy's global generators begin at a seed, and are as they were afterwards."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 class ReasoningGymWorld:
@@ -105,7 +122,9 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
     """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
     if config.dataset not in DATASETS:
         raise ConfigError(
-            f"task.dataset={config.dataset}", "is no dataset of reasoning_gym", "use one of " + " ".join(sorted(DATASETS))
+            f"task.dataset={config.dataset}",
+            "is no dataset of reasoning_gym",
+            "use one of " + " ".join(sorted(DATASETS)),
         )
     given = f"task.dataset_args={config.dataset_args}"
     settings = [field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in OURS]
