@@ -70,12 +70,20 @@ def action_values(
     ]
 
 
+def best_action(actions: Mapping[int, Sequence[tuple[float, int, float, bool]]], values: Mapping[int, float]) -> int:
+    """The action of a state that optimal play takes, given the values of the states behind it."""
+    worth = dict(zip(actions, action_values(actions, values), strict=True))
+    return max(worth, key=lambda action: worth[action])
+
+
 def blackjack_returns() -> Returns:
     """Of Blackjack-v1 as registered: a natural beats all but the dealer's natural (`sab=True`)."""
     deals = [
         (CARD_ODDS[one] * CARD_ODDS[two] * CARD_ODDS[up], sorted((one, two)), up)
-        for one in CARDS for two in CARDS for up in CARDS
-    ]  # fmt: skip
+        for one in CARDS
+        for two in CARDS
+        for up in CARDS
+    ]
     totals = {"random": 0.0, "optimal": 0.0}
     for odds, hand, up in deals:
         for play in totals:

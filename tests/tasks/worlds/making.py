@@ -24,9 +24,7 @@ INVALID = -0.25
 
 def common(agents: str, **values: Any) -> dict[str, Any]:
     named = {name: AgentConfig(template="{observation}") for name in agents.split()}
-    return {
-        "kind": None, "agents": named, "headline": "sampled/score", "train_size": 1000, "eval_size": 10, **values
-    }  # fmt: skip
+    return {"kind": None, "agents": named, "headline": "sampled/score", "train_size": 1000, "eval_size": 10, **values}
 
 
 def gymnasium(
@@ -34,19 +32,31 @@ def gymnasium(
 ) -> GymnasiumConfig:
     return GymnasiumConfig(
         **common(agents, environment_args=arguments, max_turns=max_turns),
-        env_id=env_id, observation=ObservationForm(form), invalid_reward=INVALID,
-    )  # fmt: skip
+        env_id=env_id,
+        observation=ObservationForm(form),
+        invalid_reward=INVALID,
+    )
 
 
 def pettingzoo(
-    env_id: str | None, agents: str = "solo", form: str = "short", *, seat: int | str = 0, illegal: str = "retry",
-    max_turns: int | None = 50, **arguments: Any,
-) -> PettingzooConfig:  # fmt: skip
+    env_id: str | None,
+    agents: str = "solo",
+    form: str = "short",
+    *,
+    seat: int | str = 0,
+    illegal: str = "retry",
+    max_turns: int | None = 50,
+    **arguments: Any,
+) -> PettingzooConfig:
     return PettingzooConfig(
         **common(agents, environment_args=arguments, max_turns=max_turns),
-        env_id=env_id, observation=ObservationForm(form), invalid_reward=INVALID, illegal_move=IllegalMove(illegal),
-        opponent=Opponent.random, seat=seat,
-    )  # fmt: skip
+        env_id=env_id,
+        observation=ObservationForm(form),
+        invalid_reward=INVALID,
+        illegal_move=IllegalMove(illegal),
+        opponent=Opponent.random,
+        seat=seat,
+    )
 
 
 def reasoning_gym(
@@ -83,8 +93,17 @@ def play(world: World, example: Mapping[str, int], seed: int, choices: int) -> l
         answers = {agent: luck.choice([*offered[agent], "?"]) for agent in observations}
         step = act(world, **answers)
         observations = step.observations
-        story.append((answers, dict(observations), dict(step.rewards), step.terminated, step.truncated,
-                      sorted(step.unfinished), dict(step.parts)))  # fmt: skip
+        story.append(
+            (
+                answers,
+                dict(observations),
+                dict(step.rewards),
+                step.terminated,
+                step.truncated,
+                sorted(step.unfinished),
+                dict(step.parts),
+            )
+        )
         if step.terminated or step.truncated:
             return story
     raise AssertionError("the episode does not end")

@@ -26,9 +26,11 @@ from ippo_cli.tasks.worlds.config import (
 pytestmark = pytest.mark.needs_no_package
 ROOT = Path(__file__).parents[3]
 KINDS = {
-    "gymnasium": GymnasiumConfig, "pettingzoo": PettingzooConfig, "reasoning_gym": ReasoningGymConfig,
+    "gymnasium": GymnasiumConfig,
+    "pettingzoo": PettingzooConfig,
+    "reasoning_gym": ReasoningGymConfig,
     "environment": OwnEnvironmentConfig,
-}  # fmt: skip
+}
 
 
 def sized(config: WorldConfig, **values: int) -> WorldConfig:
@@ -68,10 +70,11 @@ def test_a_world_for_one_is_refused_to_several(config: WorldConfig, message: str
 @pytest.mark.parametrize(
     ("package", "made"),
     [
-        ("gymnasium", "gymnasium('FrozenLake-v1')"), ("pettingzoo", "pettingzoo('classic/tictactoe_v3')"),
+        ("gymnasium", "gymnasium('FrozenLake-v1')"),
+        ("pettingzoo", "pettingzoo('classic/tictactoe_v3')"),
         ("reasoning_gym", "reasoning_gym('chain_sum')"),
     ],
-)  # fmt: skip
+)
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(package: str, made: str) -> None:
     code = f"""
 import importlib.abc, sys

@@ -81,12 +81,18 @@ def test_the_example_decides_the_beginning_and_the_seed_what_chance_does_later()
 @pytest.mark.parametrize(
     ("env_id", "form", "arguments"),
     [
-        ("FrozenLake-v1", "short", {}), ("FrozenLake-v1", "words", {}), ("FrozenLake-v1", "numbers", {}),
-        ("FrozenLake8x8-v1", "short", {}), ("CliffWalking-v1", "short", {}), ("CliffWalking-v1", "words", {}),
-        ("CliffWalkingSlippery-v1", "numbers", {}), ("Taxi-v4", "short", {}), ("Taxi-v4", "words", {}),
+        ("FrozenLake-v1", "short", {}),
+        ("FrozenLake-v1", "words", {}),
+        ("FrozenLake-v1", "numbers", {}),
+        ("FrozenLake8x8-v1", "short", {}),
+        ("CliffWalking-v1", "short", {}),
+        ("CliffWalking-v1", "words", {}),
+        ("CliffWalkingSlippery-v1", "numbers", {}),
+        ("Taxi-v4", "short", {}),
+        ("Taxi-v4", "words", {}),
         ("FrozenLake-v1", "short", {"desc": ["S" + "F" * 12] + ["F" * 13] * 10 + ["F" * 12 + "G"]}),
     ],
-)  # fmt: skip
+)
 def test_every_state_has_a_text_of_its_own(env_id: str, form: str, arguments: dict) -> None:
     world = make_environment(configured(env_id, form, **arguments))()
     assert isinstance(world.env.observation_space, spaces.Discrete)
@@ -124,9 +130,12 @@ class Gadget(gymnasium.Env):
 
     action_space = spaces.Discrete(3, start=-1)
     observation_space = spaces.Dict(
-        {"dial": spaces.Box(-1.0, 1.0, (2,)), "lamps": spaces.MultiBinary(3),
-         "pair": spaces.Tuple((spaces.Discrete(4), spaces.MultiDiscrete([2, 3])))}
-    )  # fmt: skip
+        {
+            "dial": spaces.Box(-1.0, 1.0, (2,)),
+            "lamps": spaces.MultiBinary(3),
+            "pair": spaces.Tuple((spaces.Discrete(4), spaces.MultiDiscrete([2, 3]))),
+        }
+    )
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         super().reset(seed=seed)
@@ -136,8 +145,11 @@ class Gadget(gymnasium.Env):
         return self._seen(), float(action), False, False, {}
 
     def _seen(self) -> dict:
-        return {"dial": np.array([0.12345, -1.0], np.float32), "lamps": np.array([1, 0, 1], np.int8),
-                "pair": (np.int64(3), np.array([1, 2]))}  # fmt: skip
+        return {
+            "dial": np.array([0.12345, -1.0], np.float32),
+            "lamps": np.array([1, 0, 1], np.int8),
+            "pair": (np.int64(3), np.array([1, 2])),
+        }
 
 
 class Picture(Gadget):

@@ -27,9 +27,14 @@ def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves()
     assert last.rewards == {"one": 1.0, "two": -1.0}
     assert last.observations == {"one": "xxx.oo...", "two": "ooo.xx..."}
     assert last.parts == {
-        "invalid": 0.0, "win_one": 1.0, "draw_one": 0.0, "loss_one": 0.0, "win_two": 0.0, "draw_two": 0.0,
+        "invalid": 0.0,
+        "win_one": 1.0,
+        "draw_one": 0.0,
+        "loss_one": 0.0,
+        "win_two": 0.0,
+        "draw_two": 0.0,
         "loss_two": 1.0,
-    }  # fmt: skip
+    }
 
 
 def test_a_drawn_game_pays_nobody() -> None:

@@ -229,8 +229,9 @@ class ParallelWorld(PettingzooWorld):
     def play(self) -> None:
         if self.waiting():
             return
-        moves = {seat: self.chosen[seat] if seat in self.seats else self.opponent_move(seat)
-                 for seat in self.env.agents}  # fmt: skip
+        moves = {
+            seat: self.chosen[seat] if seat in self.seats else self.opponent_move(seat) for seat in self.env.agents
+        }
         self.chosen = {}
         self.seen, rewards, terminations, truncations, self.infos = self.env.step(moves)
         self.pay(rewards)
@@ -296,9 +297,10 @@ def _check_seats(config: PettingzooConfig, env: Any) -> None:
         )
     if config.seat != ALTERNATE and not (isinstance(config.seat, int) and 0 <= config.seat < seats):
         raise ConfigError(
-            f"task.seat={config.seat}", f"is no seat of task.env_id={config.env_id}",
+            f"task.seat={config.seat}",
+            f"is no seat of task.env_id={config.env_id}",
             "use one of " + " ".join(map(str, [*range(seats), ALTERNATE])),
-        )  # fmt: skip
+        )
 
 
 def _check_rule(config: PettingzooConfig, env: Any) -> None:
@@ -308,9 +310,10 @@ def _check_rule(config: PettingzooConfig, env: Any) -> None:
         layer = getattr(layer, "aec_env", None) or getattr(layer, "env", None)
     if config.illegal_move is IllegalMove.lose and layer is None:
         raise ConfigError(
-            "task.illegal_move=lose", f"needs a game that judges illegal moves, and {config.env_id} does not",
+            "task.illegal_move=lose",
+            f"needs a game that judges illegal moves, and {config.env_id} does not",
             "use task.illegal_move=retry",
-        )  # fmt: skip
+        )
 
 
 def _seats(config: PettingzooConfig, possible: Sequence[str], seed: int) -> dict[str, str]:

@@ -132,8 +132,11 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
         if name in OURS:
             raise ConfigError(f"{given}", f"sets {name}, which follows from the run", "leave it out")
         if name not in settings:
-            raise ConfigError(f"{given}", f"names {name}, which task.dataset={config.dataset} does not have",
-                              "it has: " + " ".join(settings))  # fmt: skip
+            raise ConfigError(
+                f"{given}",
+                f"names {name}, which task.dataset={config.dataset} does not have",
+                "it has: " + " ".join(settings),
+            )
     questions = Questions(config)
     try:
         questions.item(0, 0)
