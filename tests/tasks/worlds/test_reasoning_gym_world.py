@@ -6,7 +6,7 @@ import random
 
 import pytest
 from making import act, reasoning_gym
-from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.factory import create_dataset
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.worlds.build import make_environment
@@ -75,9 +75,11 @@ def test_an_answer_that_the_scoring_breaks_on_scores_nothing_and_is_counted() ->
     assert step.parts["unreadable"] == 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"composite"}))
-def test_every_dataset_asks_the_same_again(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["acre", "codeio", "countdown", "figlet_font", "gsm_symbolic", "list_functions", "pool_matrix", "word_ladder"],
+)
+def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) -> None:
     config = reasoning_gym(name)
     config.train_size = 60
     example = world_examples(config, 0)[0][33]
@@ -85,8 +87,10 @@ def test_every_dataset_asks_the_same_again(name: str) -> None:
     for seed in (1, 2):
         random.seed(seed)
         world = make_environment(config)()
-        stories.append((world.reset(example, 0), world.actions(), act(world, solo="12 x").rewards))
-    assert stories[0] == stories[1]
+        stories.append((world.reset(example, 0), world.actions(), act(world, solo="12 x").rewards, random.random()))
+    assert stories[0][:3] == stories[1][:3]
+    random.seed(2)
+    assert stories[1][3] == random.random(), "global generators are left as they were"
 
 
 @pytest.mark.parametrize(
