@@ -1,33 +1,39 @@
-"""The embedded model's warm start."""
+"""The embedded model's tokenizers and its warm start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ippo_cli.config.load import load_config
-from ippo_cli.config.schema import TinyActorConfig
-from ippo_cli.models.tiny import character_tokenizer, tiny_config, warm_start
+from ippo_cli.config.schema import Alphabet, TinyActorConfig
+from ippo_cli.models.actor import load_tokenizer
+from ippo_cli.models.tiny import _supervised_batch, character_tokenizer, tiny_config, tokenizer_of, warm_start
+from ippo_cli.tasks.warm_start import Lesson
 
 COMMON, RARE = ("ab>", "x"), ("cd>", "y")  # prompt, answer
 
 
+Model = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+
+
 @pytest.fixture
-def warmed_up() -> Callable[[list[tuple[str, str]]], tuple[LlamaForCausalLM, PreTrainedTokenizerFast]]:
-    """A small model after a few supervised steps on these pairs."""
+def lessons_learnt() -> Callable[[list[Lesson]], Model]:
+    """A small model after a few supervised steps on these lessons."""
     actor = load_config([]).actor
     assert isinstance(actor, TinyActorConfig)
     actor = replace(actor, hidden_size=32, num_layers=1, num_heads=2, warm_start_steps=25, warm_start_batch_size=32)
 
-    def make(pairs: list[tuple[str, str]]) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    def make(lessons: list[Lesson]) -> Model:
         tokenizer = character_tokenizer("abcdxy>")
         torch.manual_seed(0)
         lm = LlamaForCausalLM(tiny_config(actor, len(tokenizer)))
-        warm_start(lm, tokenizer, pairs, actor, 0, lambda step, steps, loss: None)
+        warm_start(lm, tokenizer, lessons, actor, 0, lambda step, steps, loss: None)
         return lm, tokenizer
 
     return make
@@ -41,7 +47,70 @@ def probability(lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pair: 
     return float(logits.softmax(-1)[tokenizer(answer).input_ids[0]])
 
 
-def test_a_rare_answer_is_left_as_probable_as_a_common_one(warmed_up) -> None:
-    lm, tokenizer = warmed_up([*[COMMON] * 49, RARE])
+def test_a_rare_answer_is_left_as_probable_as_a_common_one(lessons_learnt) -> None:
+    lm, tokenizer = lessons_learnt([*[[COMMON]] * 49, [RARE]])
     rare, common = probability(lm, tokenizer, RARE), probability(lm, tokenizer, COMMON)
     assert rare > 0.5 * common
+
+
+ODD = ["two  spaces ", "a\nb\r\n\tc", "süß 東京 🙂", "<eos>", "<pad>x", "", "\x00\x7f", " .", "I 'm ."]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_bytes_are_read_back_as_they_were_and_none_is_unknown_or_special(text: str) -> None:
+    tokenizer = tokenizer_of(Alphabet.printable, [])
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert len(ids) == len(text.encode())
+    assert not set(ids) & set(tokenizer.all_special_ids)
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+
+
+def test_a_tokenizer_of_bytes_is_the_same_once_it_was_saved(tmp_path: Path) -> None:
+    made = tokenizer_of(Alphabet.printable, [])
+    assert len(made) == 256 + 3
+    assert [made.pad_token_id, made.eos_token_id, made.unk_token_id] == [0, 1, 2]
+    made.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path), None)
+    for text in ODD:
+        assert loaded(text).input_ids == made(text).input_ids
+        assert loaded.decode(loaded(text).input_ids, skip_special_tokens=True) == text
+
+
+def test_characters_come_from_every_turn_of_the_lessons() -> None:
+    tokenizer = tokenizer_of(Alphabet.auto, [[("ab", "x"), ("c", "y")], [("d", "")]])
+    assert sorted(tokenizer.get_vocab()) == sorted(["<pad>", "<eos>", "<unk>", *"abcdxy"])
+
+
+def test_a_lesson_of_several_turns_is_laid_out_as_a_conversation_is_read() -> None:
+    tokenizer = character_tokenizer("abxy>")
+    ids, answered = _supervised_batch(tokenizer, [[("a>", "x"), ("b>", "yy")], [("b>", "")]])
+    eos = tokenizer.eos_token_id
+    a, b, x, y, more = (tokenizer.get_vocab()[character] for character in "abxy>")
+    assert ids.tolist() == [[a, more, x, eos, b, more, y, y, eos], [b, more, eos, 0, 0, 0, 0, 0, 0]]
+    assert answered.int().tolist() == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0, 0]]
+
+
+def test_a_long_lesson_is_taught_up_to_its_last_whole_turn() -> None:
+    tokenizer = character_tokenizer("ax")
+    ids, answered = _supervised_batch(tokenizer, [[("a" * 98, "x")] * 4])
+    assert ids.shape == (1, 200)
+    assert int(answered.sum()) == 4
+    ids, _ = _supervised_batch(tokenizer, [[("a" * 400, "x")] * 2])
+    assert ids.shape == (1, 402), "the first turn is always taught"
+
+
+def test_after_a_lesson_of_two_turns_the_second_answer_is_known(lessons_learnt) -> None:
+    lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]])
+    eos = tokenizer.eos_token
+    second = probability(lm, tokenizer, (f"ab>x{eos}cd>", "y"))
+    assert second > 0.8
+    single, _ = lessons_learnt([[("ab>", "x")]])
+    assert probability(single, tokenizer, (f"ab>x{eos}cd>", "y")) < 0.5
+
+
+def test_without_lessons_nothing_is_taught(lessons_learnt) -> None:
+    lm, _ = lessons_learnt([])
+    torch.manual_seed(0)
+    untouched = LlamaForCausalLM(lm.config)
+    assert all(torch.equal(one, other) for one, other in zip(lm.parameters(), untouched.parameters(), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,41 +16,44 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import AgentConfig, Alphabet, Config, SeparateCriticConfig, TinyActorConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.task import Task
-from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.task import Task, playground
+from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, template_lessons
 
 WARM_START_EXAMPLES = 8192
+WARM_START_EPISODES = 512  # played, where a lesson is an episode
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
 Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
 Weights = Mapping[str, Path | str]  # of each agent: a folder or hub id
 
 
-def initial_weights(config: Config, task: Task, run_folder: Path, progress: Progress) -> dict[str, Path | str]:
+def initial_weights(
+    config: Config, task: Task, run_folder: Path, progress: Progress, say: Callable[[str], None]
+) -> dict[str, Path | str]:
     """Where each agent's actor starts from: a model made locally is made now, and copied into the run's folder.
 
-    The copy is what resuming and the KL reference use, whatever becomes of the cache.
+    The copy is what resuming and the KL reference use, whatever becomes of the cache. An agent for whom no answers are
+    known starts from random weights, and `say` is told.
     """
     return {
-        name: _initial(config, name, agent, task, run_folder, progress) for name, agent in config.task.agents.items()
+        name: _initial(config, name, agent, task, run_folder, progress, say)
+        for name, agent in config.task.agents.items()
     }
 
 
-def reference_pairs(name: str, agent: AgentConfig, task: Task) -> list[tuple[str, str]]:
-    """Prompts with their reference answers, which a model made locally gets its alphabet and first lessons from."""
-    assert agent.answer is not None  # checked before anything is made
-    where = f"task.agents.{name}"
-    examples = [task.train[row] for row in range(min(len(task.train), WARM_START_EXAMPLES))]
-    return [
-        (
-            render_template(agent.template, example, f"{where}.template"),
-            render_template(agent.answer, example, f"{where}.answer"),
-        )
-        for example in examples
-    ]
+def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
+    """What a model made locally gets its characters and first lessons from; nothing where no answers are known."""
+    environment = playground(config.task)
+    if environment is None:
+        return template_lessons(name, config.task.agents[name], first_examples(task.train, WARM_START_EXAMPLES))
+    try:
+        examples = first_examples(task.train, WARM_START_EPISODES)
+        return played_lessons(environment, config.task.agents, examples, config.seed)[name]
+    finally:
+        environment.close()
 
 
 def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
@@ -189,28 +192,43 @@ def _sha256(file: Path) -> str:
 
 
 def _initial(
-    config: Config, name: str, agent: AgentConfig, task: Task, run_folder: Path, progress: Progress
+    config: Config,
+    name: str,
+    agent: AgentConfig,
+    task: Task,
+    run_folder: Path,
+    progress: Progress,
+    say: Callable[[str], None],
 ) -> Path | str:
     actor = agent.actor
     if not isinstance(actor, TinyActorConfig):
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
     kept = run_folder / "initial" / name
-    distributed.on_main(lambda: _make(config, actor, name, agent, task, kept, progress))
+    distributed.on_main(lambda: _make(config, actor, name, task, kept, progress, say))
     return kept
 
 
 def _make(
-    config: Config, actor: TinyActorConfig, name: str, agent: AgentConfig, task: Task, kept: Path, progress: Progress
+    config: Config,
+    actor: TinyActorConfig,
+    name: str,
+    task: Task,
+    kept: Path,
+    progress: Progress,
+    say: Callable[[str], None],
 ) -> None:
     """A model made locally, in the folder; one that is there already stays."""
     if kept.is_dir():
         return
     partial = kept.with_name(f".{name}.partial")
-    cache, pairs = Path(config.output_dir) / ".cache", reference_pairs(name, agent, task)
+    cache, lessons = Path(config.output_dir) / ".cache", warm_start_lessons(name, config, task)
+    refuse_nothing_to_read(name, actor, lessons)
+    if actor.warm_start_steps and not lessons:
+        say(f"{name} starts from random weights: task.agents.{name} has no answer, and the task offers no random play")
     with storing(str(cache)):
         made = make_tiny_actor(
-            actor, pairs, config.seed, cache, lambda step, steps, loss: progress(name, step, steps, loss)
+            actor, lessons, config.seed, cache, lambda step, steps, loss: progress(name, step, steps, loss)
         )
     with storing(str(kept)):
         shutil.rmtree(partial, ignore_errors=True)
@@ -219,3 +237,13 @@ def _make(
             partial.rename(kept)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_nothing_to_read(name: str, actor: TinyActorConfig, lessons: Sequence[Lesson]) -> None:
+    """Raise `ConfigError` where characters are to come from lessons, and there are none."""
+    if actor.alphabet is Alphabet.auto and not lessons:
+        raise ConfigError(
+            f"task.agents.{name}.answer=null",
+            "leaves actor=tiny nothing to learn its alphabet from",
+            "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
+        )

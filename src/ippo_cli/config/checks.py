@@ -13,6 +13,7 @@ from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     AgentConfig,
+    Alphabet,
     Config,
     ExactMatchConfig,
     FunctionRewardConfig,
@@ -20,8 +21,12 @@ from ippo_cli.config.schema import (
     GridRewardConfig,
     Gsm8kRewardConfig,
     JsonlConfig,
+    LadderConfig,
     Processor,
+    RelayConfig,
+    SignallingConfig,
     SortingConfig,
+    TaskKind,
     TinyActorConfig,
     Zero3Gather,
 )
@@ -56,6 +61,9 @@ RANGES: dict[str, tuple[float, float, bool, bool]] = {
     "train_size": _FROM_ONE,
     "eval_size": _FROM_ONE,
     "size": (2, 9, False, False),
+    "message_length": _FROM_ONE,
+    "strides": _FROM_ONE,
+    "num_rungs": _FROM_ONE,
     "step_cost": _SHARE,
     "coef": _NOT_NEGATIVE,
     "target": _POSITIVE,
@@ -114,6 +122,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 CHAT_TEMPLATES = ("auto", True, False)
 NAMES = ("output_dir", "train", "eval", "model", "function", "warm_start")  # leaves that name a file, folder or id
+WORLDS = (TaskKind.ladder,)  # they know what may be answered
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
@@ -201,6 +210,16 @@ def _check_agents(config: Config, *, training: bool) -> None:
             f"is more than the {len(set(task.alphabet))} letters there are",
             "shorten it, or lengthen task.alphabet",
         )
+    if isinstance(task, RelayConfig | LadderConfig) and len(set(task.alphabet)) < 2:
+        raise ConfigError(f"task.alphabet={task.alphabet}", "has fewer than two letters", "use more of them")
+    if isinstance(task, LadderConfig) and task.strides >= len(set(task.alphabet)):
+        raise ConfigError(
+            f"task.strides={task.strides}",
+            f"leads once around the {len(set(task.alphabet))} letters",
+            f"use at most {len(set(task.alphabet)) - 1}",
+        )
+    if isinstance(task, SignallingConfig):
+        _check_signalling(task)
     if isinstance(task, JsonlConfig):
         if task.chat_template not in CHAT_TEMPLATES:
             raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
@@ -220,6 +239,25 @@ def _check_agents(config: Config, *, training: bool) -> None:
                 )
 
 
+def _check_signalling(task: SignallingConfig) -> None:
+    signals, messages = len(set(task.signals)), len(set(task.symbols)) ** task.message_length
+    if signals < 2:
+        raise ConfigError(f"task.signals={task.signals}", "tells nobody anything", "use at least two characters")
+    if messages < signals:
+        raise ConfigError(
+            f"task.symbols={task.symbols} task.message_length={task.message_length}",
+            f"make {messages} messages, fewer than the {signals} signals",
+            "use more symbols, or longer messages",
+        )
+    for key in ("train_size", "eval_size"):
+        if getattr(task, key) < signals:
+            raise ConfigError(
+                f"task.{key}={getattr(task, key)}",
+                f"leaves some of the {signals} signals out",
+                f"use at least {signals}",
+            )
+
+
 def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     where = f"task.agents.{name}"
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED_AGENT_NAMES:
@@ -236,6 +274,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             "use task.chat_template=auto with actor=full, or put the text into the template",
         )
     actor = agent.actor
+    if agent.warm_start_answer is not None and not isinstance(actor, TinyActorConfig):
+        raise ConfigError(
+            f"{where}.warm_start_answer={agent.warm_start_answer!r}",
+            "is what actor=tiny is taught, and has no effect on other models",
+            "set it to null, or use actor=tiny",
+        )
     if isinstance(actor, TinyActorConfig):
         if actor.model is not None:
             raise ConfigError(
@@ -259,11 +303,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                 "needs a tokenizer with a chat template, and actor=tiny's has none",
                 "use actor=full, or task.chat_template=auto",
             )
-        if agent.answer is None:
+        known = agent.answer is not None or agent.warm_start_answer is not None or config.task.kind in WORLDS
+        if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
                 "leaves actor=tiny nothing to learn its alphabet from",
-                "give the reference answer as a template such as '{answer}'",
+                "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
             )
     elif actor.model is None:
         raise ConfigError(

@@ -30,6 +30,9 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "jsonl": schema.JsonlConfig,
         "probe_letters": schema.LettersConfig,
         "probe_grid": schema.GridConfig,
+        "signalling": schema.SignallingConfig,
+        "relay": schema.RelayConfig,
+        "ladder": schema.LadderConfig,
     },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {

@@ -33,11 +33,19 @@ class TaskKind(str, Enum):
     jsonl = "jsonl"
     probe_letters = "probe_letters"
     probe_grid = "probe_grid"
+    signalling = "signalling"
+    relay = "relay"
+    ladder = "ladder"
 
 
 class ActorKind(str, Enum):
     tiny = "tiny"
     full = "full"
+
+
+class Alphabet(str, Enum):
+    auto = "auto"
+    printable = "printable"
 
 
 class CriticKind(str, Enum):
@@ -215,10 +223,11 @@ class ActorConfig(OptimizerConfig):
 class TinyActorConfig(ActorConfig):
     """A small transformer with a character tokenizer, made and warm-started locally."""
 
+    alphabet: Alphabet  # auto (the characters of prompts and answers in the warm start) | printable (any text: a token is a byte)
     hidden_size: int  # width of the transformer
     num_layers: int  # transformer layers
     num_heads: int  # attention heads; must divide hidden_size
-    warm_start_steps: int  # supervised steps on the task's reference answers before training; 0 = random weights
+    warm_start_steps: int  # supervised steps on reference answers or random play before training; 0 = random weights
     warm_start_batch_size: int  # examples per supervised step
     warm_start_learning_rate: float  # learning rate of the supervised steps
 
@@ -268,6 +277,7 @@ class PromptConfig:
     template: str  # the prompt; {field} is replaced by that field of the example
     system: str | None = None  # system message; needs a chat template
     answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
+    warm_start_answer: str | None = None  # what actor=tiny's warm start teaches, as a template; null = answer
 
 
 @dataclass
@@ -282,7 +292,7 @@ class AgentConfig(PromptConfig):
 class TaskConfig:
     """Where examples come from, and who works on them."""
 
-    kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid
+    kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid | signalling | relay | ladder
     agents: dict[str, AgentConfig]  # the named agents
     primary_metric: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
 
@@ -326,6 +336,37 @@ class GridConfig(TaskConfig):
     """A probe: from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
 
     size: int  # cells per side, 2 to 9: cells are named as on a chess board
+    train_size: int  # number of training examples
+    eval_size: int  # number of held-out examples; none of them is a training example
+
+
+@dataclass
+class SignallingConfig(TaskConfig):
+    """One agent sees a signal, the other acts on what the first one says; what messages mean is theirs to settle."""
+
+    signals: str  # the characters that may be seen, one per example, and acted on
+    symbols: str  # the characters of messages in the warm start
+    message_length: int  # and their length
+    train_size: int  # number of training examples; signals occur equally often
+    eval_size: int  # number of held-out examples, of the same signals
+
+
+@dataclass
+class RelayConfig(TaskConfig):
+    """One agent writes the letter after the one it reads; the other writes the later of that one and its own."""
+
+    alphabet: str  # the letters that may occur; the letter after the last one is the first
+    train_size: int  # number of training examples
+    eval_size: int  # number of held-out examples; none of them is a training example
+
+
+@dataclass
+class LadderConfig(TaskConfig):
+    """An agent climbs from letter to letter by a stride that it is told once; every right turn is paid."""
+
+    alphabet: str  # the rungs; the letter after the last one is the first
+    strides: int  # strides are 1 to this many letters
+    num_rungs: int  # turns of an episode
     train_size: int  # number of training examples
     eval_size: int  # number of held-out examples; none of them is a training example
 
@@ -584,6 +625,9 @@ SCHEMAS: dict[str, type[Any]] = {
     "task_jsonl": JsonlConfig,
     "task_probe_letters": LettersConfig,
     "task_probe_grid": GridConfig,
+    "task_signalling": SignallingConfig,
+    "task_relay": RelayConfig,
+    "task_ladder": LadderConfig,
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,

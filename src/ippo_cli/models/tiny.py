@@ -1,4 +1,4 @@
-"""The embedded model: a small transformer and a character tokenizer, warmed up on reference answers, cached."""
+"""The embedded model: a small transformer and a tokenizer of characters or bytes, warmed up on lessons, cached."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ippo_cli.config.schema import TinyActorConfig
+from ippo_cli.config.schema import Alphabet, TinyActorConfig
+from ippo_cli.tasks.warm_start import Lesson
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-CONTEXT = 256
+CONTEXT = 4096  # positions are computed, so more of them cost nothing
+LESSON_TOKENS = 256  # a longer lesson is taught up to the last whole turn within these, and its first turn always
 Progress = Callable[[int, int, float], None]  # step, steps, loss
 
 
@@ -28,6 +30,23 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # a line's end is a character as well
     raw.decoder = decoders.Fuse()
+    return _fast_tokenizer(raw)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte of a text's UTF-8: nothing is unknown, and every text is read back as it was.
+
+    The names of special tokens are ordinary characters in a text, so that nobody ends a turn by writing `<eos>`.
+    """
+    bytes_as_characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *bytes_as_characters])}
+    raw = Tokenizer(models.BPE(vocabulary, []))  # no merges
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    return _fast_tokenizer(raw, split_special_tokens=True)
+
+
+def _fast_tokenizer(raw: Tokenizer, **settings: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         pad_token=PAD,
@@ -36,21 +55,26 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
+        **settings,
     )
 
 
-def tokenizer_of(pairs: Sequence[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model that is warmed up on these prompts and answers."""
-    return character_tokenizer([character for pair in pairs for text in pair for character in text])
+def tokenizer_of(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that is warmed up on these lessons."""
+    if alphabet is Alphabet.printable:
+        return byte_tokenizer()
+    return character_tokenizer(
+        [character for lesson in lessons for turn in lesson for text in turn for character in text]
+    )
 
 
 def make_tiny_actor(
-    config: TinyActorConfig, pairs: Sequence[tuple[str, str]], seed: int, cache: Path, progress: Progress
+    config: TinyActorConfig, lessons: Sequence[Lesson], seed: int, cache: Path, progress: Progress
 ) -> Path:
     """The folder of a model with these settings, made now or taken from the cache.
 
-    `pairs` are prompts with their reference answers: they give the alphabet and, shuffled by `seed`, the supervised
-    batches. The folder appears whole or not at all.
+    The lessons give the characters of `alphabet=auto` and, shuffled by `seed`, the supervised batches; without lessons
+    the weights are random. The folder appears whole or not at all.
     """
     settings = {
         "hidden_size": config.hidden_size,
@@ -62,8 +86,9 @@ def make_tiny_actor(
         "seed": seed,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "version": 3,
-        "pairs": hashlib.sha256(json.dumps(list(pairs)).encode()).hexdigest(),
+        "version": 4,
+        "alphabet": config.alphabet.value,
+        "lessons": hashlib.sha256(json.dumps(lessons).encode()).hexdigest(),
     }
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"tiny-{key}"
@@ -72,9 +97,9 @@ def make_tiny_actor(
     cache.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".tiny-{key}-", dir=cache))
     try:
-        tokenizer = tokenizer_of(pairs)
+        tokenizer = tokenizer_of(config.alphabet, lessons)
         lm = _random_model(config, tokenizer, seed)
-        warm_start(lm, tokenizer, pairs, config, seed, progress)
+        warm_start(lm, tokenizer, lessons, config, seed, progress)
         lm.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         (temporary / "warm_start.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -88,27 +113,28 @@ def make_tiny_actor(
 def warm_start(
     lm: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    pairs: Sequence[tuple[str, str]],
+    lessons: Sequence[Lesson],
     config: TinyActorConfig,
     seed: int,
     progress: Progress,
 ) -> None:
-    """A few supervised steps: cross-entropy of the reference answers, end-of-sequence included.
+    """A few supervised steps: cross-entropy of the lessons' answers, the token that ends each of them included.
 
-    Every distinct answer is drawn equally often. Drawn as often as they occur, rare answers are left so improbable
-    that a policy gradient soon gives them up.
+    Lessons with the same answers are drawn as often as those with any others. Drawn as often as they occur, rare
+    answers are left so improbable that a policy gradient soon gives them up.
     """
-    if not config.warm_start_steps:
+    if not config.warm_start_steps or not lessons:
         return
     optimizer = torch.optim.AdamW(lm.parameters(), lr=config.warm_start_learning_rate, weight_decay=0.0)
     picks = torch.Generator().manual_seed(seed)
-    occurrences = Counter(answer for _, answer in pairs)
-    weights = torch.tensor([1.0 / occurrences[answer] for _, answer in pairs], dtype=torch.float64)
+    answers = [tuple(answer for _, answer in lesson) for lesson in lessons]
+    occurrences = Counter(answers)
+    weights = torch.tensor([1.0 / occurrences[said] for said in answers], dtype=torch.float64)
     for step in range(config.warm_start_steps):
         chosen = torch.multinomial(weights, config.warm_start_batch_size, replacement=True, generator=picks).tolist()
-        ids, answers = _supervised_batch(tokenizer, [pairs[row] for row in chosen])
+        ids, answered = _supervised_batch(tokenizer, [lessons[row] for row in chosen])
         logits = lm(input_ids=ids).logits[:, :-1]
-        loss = cross_entropy(logits[answers[:, 1:]], ids[:, 1:][answers[:, 1:]])
+        loss = cross_entropy(logits[answered[:, 1:]], ids[:, 1:][answered[:, 1:]])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -116,19 +142,32 @@ def warm_start(
 
 
 def _supervised_batch(
-    tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]
+    tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids `[B, L]`, right-padded, and where the answers stand in them (the token that ends them included)."""
-    assert tokenizer.eos_token_id is not None
-    prompts = tokenizer([prompt for prompt, _ in pairs]).input_ids
-    answers = [[*ids, tokenizer.eos_token_id] for ids in tokenizer([answer for _, answer in pairs]).input_ids]
-    width = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    ids = torch.zeros(len(pairs), width, dtype=torch.long)
-    keep = torch.zeros(len(pairs), width, dtype=torch.bool)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        keep[row, len(prompt) : len(prompt) + len(answer)] = True
+    """Ids `[B, L]`, right-padded, and where the answers stand in them (the tokens that end them included)."""
+    rows = [_row(tokenizer, lesson) for lesson in lessons]
+    width = max(len(tokens) for tokens, _ in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    keep = torch.zeros(len(rows), width, dtype=torch.bool)
+    for row, (tokens, answered) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        keep[row, : len(tokens)] = torch.tensor(answered)
     return ids, keep
+
+
+def _row(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> tuple[list[int], list[bool]]:
+    """A lesson as the policy will read it: told, answered, ended; told, answered, ended; and what of it is answers."""
+    assert tokenizer.eos_token_id is not None
+    texts = [text for turn in lesson for text in turn]
+    pieces = tokenizer(texts).input_ids
+    tokens: list[int] = []
+    answered: list[bool] = []
+    for told, answer in zip(pieces[::2], pieces[1::2], strict=True):
+        if tokens and len(tokens) + len(told) + len(answer) + 1 > LESSON_TOKENS:
+            break
+        tokens += [*told, *answer, tokenizer.eos_token_id]
+        answered += [False] * len(told) + [True] * (len(answer) + 1)
+    return tokens, answered
 
 
 def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:

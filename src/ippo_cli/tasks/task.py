@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
+from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
+from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.relay import relay_examples
+from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
@@ -26,7 +30,12 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
     TaskKind.jsonl: jsonl_examples,
     TaskKind.probe_letters: letters_examples,
     TaskKind.probe_grid: grid_examples,
+    TaskKind.signalling: signalling_examples,
+    TaskKind.relay: relay_examples,
+    TaskKind.ladder: ladder_examples,
 }
+# Tasks that are played in a world of their own. All others ask, and a reward judges.
+WORLDS: dict[TaskKind, Callable[..., Callable[[], Environment]]] = {TaskKind.ladder: ladders}
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
@@ -43,8 +52,19 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     return held_out
 
 
+def playground(config: TaskConfig) -> Environment | None:
+    """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
+    return WORLDS[config.kind](config)() if config.kind in WORLDS else None
+
+
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
+    if config.kind in WORLDS:  # their templates hold what a world tells
+        return
     for name, agent in config.agents.items():
-        for leaf, template in (("template", agent.template), ("answer", agent.answer)):
+        for leaf, template in (
+            ("template", agent.template),
+            ("answer", agent.answer),
+            ("warm_start_answer", agent.warm_start_answer),
+        ):
             for example in examples:
                 render_template(template or "", example, f"task.agents.{name}.{leaf}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.initial import reference_pairs
+from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
@@ -119,7 +119,9 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
         source, revision = str(agent.actor.model if weights is None else weights[name]), agent.actor.revision
         if weights is None and isinstance(agent.actor, TinyActorConfig):
             source = f"{name}'s own"
-            tokenizers[name] = tokenizer_of(reference_pairs(name, agent, task))
+            lessons = warm_start_lessons(name, config, task)
+            refuse_nothing_to_read(name, agent.actor, lessons)
+            tokenizers[name] = tokenizer_of(agent.actor.alphabet, lessons)
             known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizers[name])))
         else:
             tokenizers[name] = load_tokenizer(source, revision)

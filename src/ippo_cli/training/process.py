@@ -147,7 +147,11 @@ def build_trainer(
     reward = build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, distributed.world_size(), len(task.train))
     weights = initial_weights(
-        config, task, folder, lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps)
+        config,
+        task,
+        folder,
+        lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps),
+        console.say,
     )
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)

@@ -1,0 +1,48 @@
+"""A relay: the second agent cannot know what to write unless it reads what the first one wrote."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import product
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import RelayConfig
+from ippo_cli.types import Example
+
+
+def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[Example]]:
+    """Training and held-out examples, all of them different, with the fields `hidden`, `own`, `next` and `later`.
+
+    The first agent reads the letter `hidden` and writes the `next` one (after the last letter comes the first). The
+    second one reads its `own` letter and writes which of the two comes `later` in the alphabet, `next` or `own`.
+    """
+    examples = _all_examples(config)
+    if config.train_size + config.eval_size > len(examples):
+        raise ConfigError(
+            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
+            f"ask for more examples than the {len(examples)} pairs of letters",
+            "lower the sizes, or use a longer task.alphabet",
+        )
+    random.Random(f"relay {seed}").shuffle(examples)
+    return examples[config.eval_size : config.eval_size + config.train_size], examples[: config.eval_size]
+
+
+def best_parallel_score(config: RelayConfig) -> float:
+    """How often the second agent can be right at best, over all pairs of letters, if it reads its own letter alone.
+
+    It then writes what is right most often for that letter. With n letters this is (n + 1) / 2n.
+    """
+    examples = _all_examples(config)
+    right = Counter((example["own"], example["later"]) for example in examples)
+    best = {own: max(count for (letter, _), count in right.items() if letter == own) for own, _ in right}
+    return sum(best.values()) / len(examples)
+
+
+def _all_examples(config: RelayConfig) -> list[Example]:
+    letters = sorted(set(config.alphabet))
+    following = dict(zip(letters, letters[1:] + letters[:1], strict=True))
+    return [
+        {"hidden": hidden, "own": own, "next": following[hidden], "later": max(following[hidden], own)}
+        for hidden, own in product(letters, letters)
+    ]

@@ -1,0 +1,89 @@
+"""Lessons: what a model made locally is shown before training, by playing episodes with answers that are given.
+
+Where an agent's reference answer is known, that is what it says; in a world that knows what may be answered, it answers
+at random, which shows the form of answers and favours none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Protocol, runtime_checkable
+
+from ippo_cli.config.schema import PromptConfig
+from ippo_cli.tasks.environment import Action, Environment
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.types import Example
+
+LONGEST = 64  # steps of an episode, which may have no limit of its own; more than a lesson has room for
+
+Lesson = Sequence[tuple[str, str]]
+"""One agent's turns of one episode: what it is told, and an answer to that."""
+
+
+@runtime_checkable
+class Playable(Environment, Protocol):
+    """An environment that knows what can be answered."""
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """Legal answers of those who act next; an agent is left out where nobody knows."""
+        ...
+
+
+def template_lessons(name: str, agent: PromptConfig, examples: Iterable[Example]) -> list[Lesson]:
+    """Lessons of one turn: an agent's prompts with what it is taught to answer, none where that is not known."""
+    answer = taught_answer(agent)
+    if answer is None:
+        return []
+    where = f"task.agents.{name}"
+    return [
+        [(render_template(agent.template, example, f"{where}.template"), render_template(answer, example, where))]
+        for example in examples
+    ]
+
+
+def played_lessons(
+    environment: Environment, agents: Mapping[str, PromptConfig], examples: Iterable[Example], seed: int
+) -> dict[str, list[Lesson]]:
+    """Lessons of all agents, from an episode with each of the examples.
+
+    An agent whose answers are not known says nothing, and has no lessons.
+    """
+    luck = random.Random(f"warm start {seed}")
+    lessons: dict[str, list[Lesson]] = {name: [] for name in agents}
+    for example in examples:
+        turns: dict[str, list[tuple[str, str]]] = {}
+        told = environment.reset(example, luck.getrandbits(31))
+        for _ in range(LONGEST):
+            legal = environment.actions() if isinstance(environment, Playable) else {}
+            said = {name: _answer(name, agents[name], example, legal.get(name, ()), luck) for name in told}
+            if all(answer is None for answer in said.values()):
+                break
+            for name, answer in said.items():
+                if answer is not None:
+                    turns.setdefault(name, []).append((told[name], answer))
+            step = environment.step({name: Action(text=answer or "") for name, answer in said.items()})
+            if step.terminated or step.truncated:
+                break
+            told = step.observations
+        for name, taken in turns.items():
+            lessons[name].append(taken)
+    return lessons
+
+
+def first_examples(examples: Sequence[Example], count: int) -> Iterable[Example]:
+    """Without reading the rest."""
+    return (examples[row] for row in islice(range(len(examples)), count))
+
+
+def taught_answer(agent: PromptConfig) -> str | None:
+    """The template of what the warm start teaches an agent to answer."""
+    return agent.answer if agent.warm_start_answer is None else agent.warm_start_answer
+
+
+def _answer(name: str, agent: PromptConfig, example: Example, legal: Sequence[str], luck: random.Random) -> str | None:
+    template = taught_answer(agent)
+    if template is not None:
+        return render_template(template, example, f"task.agents.{name}.answer")
+    return luck.choice(legal) if legal else None
