@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.agents.agent import GenerationPolicy
@@ -15,7 +16,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.streaming import OnFinished
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.sampling import Sampling, uniforms
-from ippo_cli.types import PromptBatch, Rollout
+from ippo_cli.types import Completion, PromptBatch, Rollout
 
 Poll = Callable[[str, int, int], None]  # agent, finished rows, all rows
 KNOWN_TO_ALL: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
@@ -105,6 +106,10 @@ def _agent_rollout(
         if poll is not None:
             poll(agent.name, done, rows)
 
+    def told_texts(rows: list[int], completions: list[Completion]) -> None:
+        if on_finished is not None:
+            on_finished(agent.name, rows, [completion.text for completion in completions])
+
     meeting = _LayeredMeeting(told) if config.zero3_gather is Zero3Gather.layer else None
     with record_function(f"ippo/rollout/{agent.name}"), agent.generation_mode(config.zero3_gather.value) as policy:
         device = next(policy.parameters()).device
@@ -113,31 +118,41 @@ def _agent_rollout(
         _refuse_too_long(agent.name, prompts, config, limit)
         draws = None if sampling.greedy else uniforms(seed, stream, prompts.index, sampling.max_new_tokens).to(device)
         try:
-            decoded = decode(
+            completions = decode(
                 policy.lm,
                 agent.tokenizer,
-                ids,
-                mask,
+                [row[real].tolist() for row, real in zip(prompts.ids, prompts.mask, strict=True)],
                 sampling,
                 uniforms=draws,
                 batch_size=config.decode_batch_size,
                 context_limit=limit,
                 poll=told if meeting is None else meeting.poll,
-                finished=None if on_finished is None else lambda rows, texts: on_finished(agent.name, rows, texts),
+                on_finished=None if on_finished is None else told_texts,
                 any_rank=None if meeting is None else meeting.any_rank,
             )
         except FloatingPointError as error:
             raise NonFiniteError(f"{agent.name}: {error}") from error
+    lengths = torch.tensor([len(completion.ids) for completion in completions], device=device)
+    response_mask = torch.arange(max(1, int(lengths.max())), device=device) < lengths[:, None]
+    padding = agent.tokenizer.pad_token_id if isinstance(agent.tokenizer.pad_token_id, int) else 0
+
+    def padded(parts: list[Tensor], value: int = 0) -> Tensor:
+        rows = torch.full(response_mask.shape, value, dtype=parts[0].dtype, device=device)
+        rows[response_mask] = torch.cat(parts).to(device)
+        return rows
+
+    logprobs = padded([completion.logprobs for completion in completions])
+    behavior = padded([completion.behavior_logprobs for completion in completions]) if sampling.filters else logprobs
     return Rollout(
         prompt_ids=ids,
         prompt_mask=mask,
-        response_ids=decoded.response_ids,
-        response_mask=decoded.response_mask,
-        turn=torch.where(decoded.response_mask, 0, -1),
-        logprobs=decoded.logprobs,
-        behavior_logprobs=decoded.behavior_logprobs,
-        finished=decoded.finished,
-        texts=decoded.texts,
+        response_ids=padded([completion.ids for completion in completions], padding),
+        response_mask=response_mask,
+        turn=torch.where(response_mask, 0, -1),
+        logprobs=logprobs,
+        behavior_logprobs=behavior,
+        finished=torch.tensor([completion.finished for completion in completions], device=device),
+        texts=[completion.text for completion in completions],
     )
 
 
