@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.rollout.decode import Decoded, decode
+from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.types import Completion
 
 LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
 PLAIN = Sampling(
@@ -42,6 +43,31 @@ def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:
 
 
 @dataclass
+class Decoded:
+    """Completions beside one another, right-padded."""
+
+    completions: list[Completion]
+
+    def __post_init__(self) -> None:
+        lengths = torch.tensor([len(completion.ids) for completion in self.completions], dtype=torch.long)
+        self.response_mask = torch.arange(max(1, *lengths.tolist(), 1)) < lengths[:, None]
+        self.response_ids = self._padded("ids", torch.long)
+        self.logprobs = self._padded("logprobs", torch.float32)
+        self.behavior_logprobs = self._padded("behavior_logprobs", torch.float32)
+        self.finished = torch.tensor([completion.finished for completion in self.completions], dtype=torch.bool)
+        self.texts = [completion.text for completion in self.completions]
+
+    def _padded(self, name: str, dtype: torch.dtype) -> Tensor:
+        rows = torch.zeros(self.response_mask.shape, dtype=dtype)
+        for row, completion in enumerate(self.completions):
+            part = getattr(completion, name)
+            assert part.dtype == dtype
+            assert part.device.type == "cpu"
+            rows[row, : len(part)] = part
+        return rows
+
+
+@dataclass
 class Asked:
     """Twelve prompts of unlike lengths, and how to have them continued and judged."""
 
@@ -57,26 +83,26 @@ class Asked:
         context_limit: int = 64,
         rows: slice = slice(None),
         poll: Any = None,
-        finished: Any = None,
+        on_finished: Any = None,
         any_rank: Any = None,
         **sampling: Any,
     ) -> Decoded:
         settings = replace(PLAIN, **sampling)
         index = torch.arange(len(self.ids))[rows]
         numbers = None if settings.greedy else uniforms(3, "test", index, settings.max_new_tokens)
-        return decode(
+        completions = decode(
             model,
             self.tokenizer,
-            self.ids[rows],
-            self.mask[rows],
+            [ids[mask].tolist() for ids, mask in zip(self.ids[rows], self.mask[rows], strict=True)],
             settings,
             uniforms=numbers,
             batch_size=batch_size,
             context_limit=context_limit,
             poll=poll,
-            finished=finished,
+            on_finished=on_finished,
             any_rank=any_rank,
         )
+        return Decoded(completions)
 
     @torch.no_grad()
     def logits(self, model: PreTrainedModel, decoded: Decoded, row: int) -> Tensor:

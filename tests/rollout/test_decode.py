@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from ippo_cli.rollout import continuous_batching, kv_cache
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.decode import stop_ids
+from ippo_cli.types import Completion
 
 FILTERED = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3}
 
@@ -30,7 +31,7 @@ def test_log_probabilities_are_those_of_a_teacher_forced_forward(asked: Any, lla
     assert found.response_mask.sum() > 100
     expected = asked.teacher_forced(llama, found, temperature)
     torch.testing.assert_close(found.logprobs, expected, atol=1e-5, rtol=0)
-    assert found.behavior_logprobs is found.logprobs
+    assert all(completion.behavior_logprobs is completion.logprobs for completion in found.completions)
 
 
 @pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
@@ -79,21 +80,10 @@ def test_masks_cover_every_token_up_to_the_stop_token(asked: Any, llama: Any) ->
         assert found.response_mask[row, :length].all()
         said, rest = found.response_ids[row, :length], found.response_ids[row, length:]
         assert (said == 1).nonzero().flatten().tolist() == ([length - 1] if found.finished[row] else [])
-        assert (rest == asked.tokenizer.pad_token_id).all()
+        assert (rest == 0).all()
         assert found.finished[row] or length == 20
         assert (found.logprobs[row, :length] < 0).all()
         assert (found.logprobs[row, length:] == 0).all()
-
-
-def test_padding_with_the_stop_token_changes_nothing(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = asked.decoded(llama, repetition_penalty=1.2)
-    asked.tokenizer.pad_token = asked.tokenizer.eos_token
-    asked.ids = asked.ids.where(asked.mask, torch.tensor(1))
-    found = asked.decoded(llama, repetition_penalty=1.2)
-    assert torch.equal(found.response_mask, expected.response_mask)
-    assert torch.equal(found.response_ids[found.response_mask], expected.response_ids[found.response_mask])
-    assert (found.response_ids[~found.response_mask] == 1).all()
-    torch.testing.assert_close(found.behavior_logprobs, expected.behavior_logprobs, atol=1e-5, rtol=0)
 
 
 def test_the_repetition_penalty_knows_prompt_and_response_but_no_padding(asked: Any, llama: Any) -> None:
@@ -265,14 +255,16 @@ def test_no_prompts_give_no_responses(asked: Any, llama: Any) -> None:
 
 
 def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: Any) -> None:
-    told: dict[int, str] = {}
+    told: dict[int, Completion] = {}
     counts: list[int] = []
 
-    def finished(rows: list[int], texts: list[str]) -> None:
+    def on_finished(rows: list[int], completions: list[Completion]) -> None:
         assert not told.keys() & set(rows)
-        told.update(zip(rows, texts, strict=True))
+        told.update(zip(rows, completions, strict=True))
         counts.append(len(rows))
 
-    found = asked.decoded(llama, batch_size=5, finished=finished)
-    assert [told[row] for row in range(len(found.texts))] == found.texts
+    expected = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20)
+    found = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20, on_finished=on_finished)
+    same(found, expected)
+    assert all(told[row] is completion for row, completion in enumerate(found.completions))
     assert len(counts) > 4, "at different times"

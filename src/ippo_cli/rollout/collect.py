@@ -42,6 +42,7 @@ def collect(
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
     playing = [Playing(place, example, index) for place, (example, index) in enumerate(rows)]
     limits = {agent: generator.context_limit(agent) for agent in formats}
+    generator.forget()
     try:
         with distributed.failing_together():
             each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
@@ -60,6 +61,7 @@ def collect(
                 each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
                 _tell(playing, formats, limits)
     finally:
+        generator.forget()
         for one in playing:
             one.leave(environments)
     return [one.episode() for one in playing]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -19,7 +19,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ippo_cli.models.packing import PACKED
-from ippo_cli.rollout.kv_cache import KVCacheGroup, joined
+from ippo_cli.rollout.kv_cache import Continuation, KVCacheGroup, joined
+from ippo_cli.rollout.prefix_cache import Prefix
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -50,6 +51,8 @@ class ContinuousBatching:
         self._groups: list[KVCacheGroup] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
         self._prefilling: KVCacheGroup | None = None
+        self._continuing: Continuation | None = None
+        self._max_ahead: int | None = None
         self._decoding = False
 
     @classmethod
@@ -70,8 +73,9 @@ class ContinuousBatching:
         )
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
         """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
+        self._max_ahead = max_new_tokens
         configs = _configs(self._model)
         names = [str(config._attn_implementation) for config in configs]
         token = _running.set(self)
@@ -87,7 +91,7 @@ class ContinuousBatching:
     def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         width = ids.shape[1]
-        group = KVCacheGroup(width - lengths, width)
+        group = KVCacheGroup(width - lengths, width, self._max_ahead)
         starts = torch.from_numpy(group.starts).to(ids.device)
         positions = torch.arange(width, device=ids.device) - starts[:, None]
         mask = None if (lengths == width).all() else positions >= 0
@@ -97,22 +101,38 @@ class ContinuousBatching:
         finally:
             self._prefilling = None
         assert group.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
-        group.settle()
-        self._groups.append(group)
-        self._positions = torch.cat([self._positions, width - starts])
-        if len(self._groups) > self._max_groups:
-            self._join_cheapest()
+        self._add(group, width - starts)
         return logits
+
+    def resume(self, ids: Tensor, lengths: np.ndarray, prefixes: Sequence[Prefix]) -> Tensor:
+        """Reads what follows the prefixes, left-padded `[k, P]`, as the last rows; logits `[k, V]` after each."""
+        self._continuing = Continuation(prefixes, lengths, self._max_ahead)
+        group = self._continuing.group
+        starts = torch.from_numpy(group.starts).to(ids.device)
+        positions = torch.arange(group.used - ids.shape[1], group.used, device=ids.device) - starts[:, None]
+        try:
+            logits = self._forward(ids, positions.clamp(min=0), self._no_mask(), logits_to_keep=1)
+        finally:
+            self._continuing = None
+        self._add(group, group.used - starts)
+        return logits
+
+    def park(self, rows: np.ndarray) -> list[Prefix]:
+        """The keys and values of every token that some live rows, `[n]` bool, have read."""
+        found, row = [], 0
+        for group in self._groups:
+            part = np.flatnonzero(rows[row : row + len(group)])
+            found += group.parked(part) if len(part) else []
+            row += len(group)
+        return found
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
         for group in self._groups:
             group.advance()
-        # A mask of four axes is passed through as it is; groups bring their own.
-        mask = torch.zeros(1, 1, 1, 1, device=tokens.device)
         self._decoding = True
         try:
-            logits = self._forward(tokens[:, None], self._positions[:, None], mask)
+            logits = self._forward(tokens[:, None], self._positions[:, None], self._no_mask())
         finally:
             self._decoding = False
         self._positions += 1
@@ -146,8 +166,11 @@ class ContinuousBatching:
         mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of one layer: of every group to its own columns, or plain while prompts are read."""
+        """Attention of one layer: of every group to its own columns, or plain while prompts are read whole."""
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+        if self._continuing is not None:
+            keys, values, mask = self._continuing.extend(layer, key, value, self._windows[layer])
+            return plain(module, query, keys, values, mask, **options)
         if not self._decoding:
             if self._prefilling is not None:
                 self._prefilling.store(layer, key, value)
@@ -163,6 +186,17 @@ class ContinuousBatching:
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, **options: int) -> Tensor:
         output = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **options)
         return output.logits[:, -1]
+
+    def _no_mask(self) -> Tensor:
+        """A mask of four axes is passed through as it is; groups bring their own."""
+        return torch.zeros(1, 1, 1, 1, device=self._device)
+
+    def _add(self, group: KVCacheGroup, positions: Tensor) -> None:
+        group.settle()
+        self._groups.append(group)
+        self._positions = torch.cat([self._positions, positions])
+        if len(self._groups) > self._max_groups:
+            self._join_cheapest()
 
     def _join_cheapest(self) -> None:
         """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ippo_cli.rollout.continuous_batching import language_model, text_config
+from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.decode_state import DecodeState
-from ippo_cli.rollout.model_runner import ModelRunner, model_runner_for
+from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for
+from ippo_cli.rollout.prefix_cache import Prefix, PrefixCache
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.types import Completion
 
 REFILL_SHARE = 0.25
 """Waiting prompts are read when this share of the batch is free: a read costs about a step, a free place little."""
@@ -23,62 +24,71 @@ PROMPT_TOKENS = 8192
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
-Finished = Callable[[list[int], list[str]], None]  # rows, and what they say
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
-    """The responses, in the order of the prompts."""
-
-    response_ids: Tensor  # [B, R] int64, right-padded; R is the longest response, at least 1
-    response_mask: Tensor  # [B, R] bool: every sampled token, the stop token included
-    logprobs: Tensor  # [B, R] float32, tempered and unfiltered; 0 off the mask
-    behavior_logprobs: Tensor  # [B, R] float32, under what was sampled from; the same tensor when no filter is on
-    finished: Tensor  # [B] bool: ended by a stop token or stop string; False means a limit was reached
-    texts: list[str]  # B: exactly what the tokens say, a stop string included, special tokens left out
+Finished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
 
 
 @torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained after
 def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
+    prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
     uniforms: Tensor | None,
     batch_size: int,
     context_limit: int,
     poll: Poll | None = None,
-    finished: Finished | None = None,
+    on_finished: Finished | None = None,
     any_rank: AnyRank | None = None,
-) -> Decoded:
-    """One response for each left-padded prompt `[B, P]`; at most `batch_size` rows are decoded together.
+    prefixes: PrefixCache | None = None,
+    keys: Sequence[Hashable] | None = None,
+) -> list[Completion]:
+    """One response for each prompt, in their order; at most `batch_size` rows are decoded together.
 
     Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: the batch size and the other rows
     change it by rounding alone, which in bf16 is enough for another token now and then. `uniforms` is
     `[B, >= max_new_tokens]`, or `None` for greedy decoding. A row also ends, unfinished, when prompt and response
     reach `context_limit` tokens; a prompt that long gets an empty response.
 
-    `poll(finished rows, B)` is called after every token and may raise. `finished(rows, texts)` is told of rows when
-    they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any rank;
-    with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
+    With `prefixes` every row is parked there when it ends, under its key of `keys`, and of a later prompt of the same
+    key only what follows the tokens parked is read. It changes what is sampled by rounding alone; models whose state
+    does not allow it read every prompt whole.
+
+    `poll(finished rows, B)` is called after every token and may raise. `on_finished(rows, completions)` is told of rows
+    when they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any
+    rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
 
     Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not numbers.
     """
     assert not model.training, "dropout must be off"
-    prompt_mask = prompt_mask.bool()
-    lengths = prompt_mask.sum(dim=1).cpu().numpy()
+    ids = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+    lengths = np.array([len(prompt) for prompt in ids], dtype=np.int64)
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a response needs something to follow")
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
-    state = DecodeState((prompt_ids, prompt_mask), limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer)
-    runner = model_runner_for(model)
-    waiting = Waiting(prompt_ids, lengths, np.flatnonzero(limits > 0))
-    with runner.session():
-        _run(runner, state, waiting, batch_size, poll, finished, any_rank or bool)
-    return _decoded(state, tokenizer)
+    device = next(model.parameters()).device
+    state = DecodeState(ids, limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer, device)
+    runner, rows = model_runner_for(model), np.flatnonzero(limits > 0)
+    turns = None
+    if prefixes is not None:
+        assert keys is not None
+        assert len(keys) == len(ids)
+        if isinstance(runner, ContinuousBatching) and can_resume(model):
+            turns = EarlierTurns(runner, prefixes, keys)
+    known = {} if turns is None else turns.known(ids, rows)
+    waiting = Waiting(ids, rows, known, device)
+    try:
+        with runner.session(sampling.max_new_tokens):
+            completions = _run(runner, state, waiting, turns, batch_size, poll, on_finished, any_rank or bool)
+    finally:
+        if turns is not None:
+            turns.release(known.values())  # of rows that an interruption left waiting
+    if not torch.isfinite(state.logprobs).all():
+        raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
+    left = np.array([row for row in range(len(ids)) if row not in completions], dtype=np.int64)
+    completions.update(zip(left.tolist(), state.completions(left), strict=True))
+    return [completions[row] for row in range(len(ids))]
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -97,35 +107,87 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 class Waiting:
-    """Prompts not read yet, longest first: what is read together then needs little padding."""
+    """Prompts not read yet: whole ones first, the longest first. What is read together then needs little padding."""
 
-    def __init__(self, prompt_ids: Tensor, lengths: np.ndarray, rows: np.ndarray) -> None:
-        self._prompt_ids, self._lengths = prompt_ids, lengths
-        self._rows = rows[np.argsort(-lengths[rows], kind="stable")]
+    def __init__(
+        self, prompts: Sequence[np.ndarray], rows: np.ndarray, known: dict[int, Prefix], device: torch.device
+    ) -> None:
+        self._prompts, self._known, self._device = prompts, known, device
+        self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)  # tokens to read
+        for row, prefix in known.items():
+            self._lengths[row] -= prefix.length
+        whole = np.array([row not in known for row in rows.tolist()], dtype=bool)
+        order = np.argsort(-self._lengths[rows], kind="stable")
+        self._rows = np.concatenate([rows[order][whole[order]], rows[order][~whole[order]]])
+        self._num_whole = int(whole.sum())
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(self, count: int) -> tuple[np.ndarray, Tensor, np.ndarray]:
-        """Up to `count` rows that fit one forward: their places, left-padded prompts `[k, P]` and lengths."""
+    def take(self, count: int) -> tuple[np.ndarray, Tensor, np.ndarray, list[Prefix]]:
+        """Up to `count` rows that fit one forward: their places, left-padded tokens to read `[k, P]`, how many these
+        are, and what precedes them: nothing, or a prefix for each row."""
         longest = int(self._lengths[self._rows[0]])
-        rows = self._rows[: min(count, max(1, PROMPT_TOKENS // longest))]
-        self._rows = self._rows[len(rows) :]
-        places = torch.from_numpy(rows).to(self._prompt_ids.device)
-        return rows, self._prompt_ids[places, -longest:], self._lengths[rows]
+        count = min(count, max(1, PROMPT_TOKENS // longest), self._num_whole or len(self._rows))
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._num_whole = max(0, self._num_whole - count)
+        lengths = self._lengths[rows]
+        ids = np.zeros((len(rows), longest), dtype=np.int64)
+        parts = [self._prompts[row][-length:] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
+        ids[np.arange(longest) >= longest - lengths[:, None]] = np.concatenate(parts)
+        known = [self._known.pop(row) for row in rows.tolist() if row in self._known]
+        return rows, torch.from_numpy(ids).to(self._device), lengths, known
+
+
+class EarlierTurns:
+    """What one decoding takes from the cache of earlier turns and leaves there for later ones."""
+
+    def __init__(self, runner: ContinuousBatching, cache: PrefixCache, keys: Sequence[Hashable]) -> None:
+        self._runner, self._cache, self._keys = runner, cache, keys
+
+    def known(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
+        """By row, what need not be read again."""
+        found = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
+        return {row: prefix for row, prefix in found.items() if prefix is not None}
+
+    def read(self, ids: Tensor, lengths: np.ndarray, known: list[Prefix]) -> Tensor:
+        """Reads prompts, or what follows what is known of them; logits `[k, V]` after each."""
+        self._cache.read_tokens += int(lengths.sum())
+        self._cache.reused_tokens += sum(prefix.length for prefix in known)
+        if not known:
+            return self._runner.prefill(ids, lengths)
+        try:
+            return self._runner.resume(ids, lengths, known)
+        finally:
+            self.release(known)
+
+    def release(self, known: Iterable[Prefix]) -> None:
+        """Says that these will not be read any more."""
+        for prefix in known:
+            self._cache.release(prefix)
+
+    def park(self, state: DecodeState, ended: np.ndarray) -> None:
+        """Keeps the keys and values of live rows `[n]` bool that have ended."""
+        rows = state.rows[ended]
+        self._cache.put([self._keys[row] for row in rows], state.tokens_read(rows), self._runner.park(ended))
 
 
 def _run(
     runner: ModelRunner,
     state: DecodeState,
     waiting: Waiting,
+    turns: EarlierTurns | None,
     batch_size: int,
     poll: Poll | None,
-    finished: Finished | None,
+    on_finished: Finished | None,
     any_rank: AnyRank,
-) -> None:
-    """Turns of: one token for every live row, prompts into free places, sampling for all of them at once."""
+) -> dict[int, Completion]:
+    """Rounds of: one token for every live row, prompts into free places, sampling for all of them at once.
+
+    Returns the completions that `on_finished` was told of, by row.
+    """
     total = len(state.lengths)
+    told: dict[int, Completion] = {}
     while True:
         live = len(state.rows)
         logits, joined, busy = [], [], False
@@ -139,20 +201,23 @@ def _run(
         while any_rank(places > 0):
             busy = True
             if places:
-                rows, ids, lengths = waiting.take(places)
-                logits.append(runner.prefill(ids, lengths))
+                rows, ids, lengths, known = waiting.take(places)
+                logits.append(runner.prefill(ids, lengths) if turns is None else turns.read(ids, lengths, known))
                 joined.append(rows)
                 places = min(places - len(rows), len(waiting)) if runner.joins else 0
             else:
                 runner.dummy_forward()
         if not busy:
-            return
+            return told
         if logits:
             alive = state.record(torch.cat(logits), np.concatenate([*joined, state.rows[:0]]))
             if not alive.all():
-                if finished is not None:
-                    ended = state.rows[~alive]
-                    finished(ended.tolist(), state.texts(ended))
+                if on_finished is not None:
+                    ended, completions = state.rows[~alive], state.completions(state.rows[~alive])
+                    told.update(zip(ended.tolist(), completions, strict=True))
+                    on_finished(ended.tolist(), completions)
+                if turns is not None:
+                    turns.park(state, ~alive)
                 state.keep(runner.keep(alive))
         if poll is not None:
             poll(total - len(waiting) - len(state.rows), total)
@@ -163,25 +228,3 @@ def _places(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> in
     free = min(batch_size - live, waiting)
     worth = not live or (runner.joins and free >= min(waiting, math.ceil(REFILL_SHARE * batch_size)))
     return free if worth else 0
-
-
-def _decoded(state: DecodeState, tokenizer: PreTrainedTokenizerBase) -> Decoded:
-    device = state.ids.device
-    lengths = torch.from_numpy(state.lengths).to(device)
-    width = max(1, int(state.lengths.max(initial=0)))
-    mask = torch.arange(width, device=device) < lengths[:, None]
-    logprobs = state.logprobs[:, :width].clone()
-    filtered = state.behavior_logprobs is not state.logprobs
-    behavior = state.behavior_logprobs[:, :width].clone() if filtered else logprobs
-    if not torch.isfinite(logprobs).all():
-        raise FloatingPointError("the model's logits are not numbers: tokens cannot be sampled from them")
-    texts = state.texts(np.arange(len(state.lengths)))
-    padding = tokenizer.pad_token_id if isinstance(tokenizer.pad_token_id, int) else 0
-    return Decoded(
-        response_ids=state.ids[:, :width].masked_fill(~mask, padding),
-        response_mask=mask,
-        logprobs=logprobs,
-        behavior_logprobs=behavior,
-        finished=torch.from_numpy(state.finished).to(device),
-        texts=texts,
-    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.rollout.sampling import Sampling, choose
+from ippo_cli.types import Completion
 
 
 class DecodeState:
@@ -19,14 +22,15 @@ class DecodeState:
 
     def __init__(
         self,
-        prompts: tuple[Tensor, Tensor],
+        prompts: Sequence[np.ndarray],
         limits: np.ndarray,
         sampling: Sampling,
         uniforms: Tensor | None,
         stop_ids: tuple[int, ...],
         tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
     ) -> None:
-        device, shape = prompts[0].device, (len(limits), sampling.max_new_tokens)
+        shape = len(limits), sampling.max_new_tokens
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.filters else self.logprobs
@@ -77,10 +81,31 @@ class DecodeState:
         if self._seen is not None:
             self._seen = self._seen[places]
 
-    def texts(self, rows: np.ndarray) -> list[str]:
-        """What these rows say, special tokens left out and nothing else changed."""
-        ids = self.ids[torch.from_numpy(rows).to(self.ids.device)].tolist()
-        return self._spell([said[:length] for said, length in zip(ids, self.lengths[rows].tolist(), strict=True)])
+    def completions(self, rows: np.ndarray) -> list[Completion]:
+        """What these rows say; a text leaves special tokens out and changes nothing else."""
+        lengths = self.lengths[rows]
+        ends, counts = lengths.cumsum(), lengths.tolist()
+        flat = np.arange(lengths.sum()) + np.repeat(rows * self.ids.shape[1] - ends + lengths, lengths)
+        places = torch.from_numpy(flat).to(self.ids.device)
+        ids = self.ids.view(-1)[places].cpu().split(counts)
+        logprobs = behavior = self.logprobs.view(-1)[places].cpu().split(counts)
+        if self.behavior_logprobs is not self.logprobs:
+            behavior = self.behavior_logprobs.view(-1)[places].cpu().split(counts)
+        texts = self._spell([said.tolist() for said in ids])
+        parts = zip(ids, logprobs, behavior, texts, self.finished[rows].tolist(), strict=True)
+        return [
+            Completion(ids=said, logprobs=plain, behavior_logprobs=drawn_from, text=text, finished=finished)
+            for said, plain, drawn_from, text, finished in parts
+        ]
+
+    def tokens_read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Prompt and response of these rows, less the newest token: the model has not read that one."""
+        said = self.ids[torch.from_numpy(rows).to(self.ids.device)].cpu().numpy()
+        lengths = self.lengths[rows].tolist()
+        return [
+            np.concatenate([self._prompts[row], response[: length - 1]])
+            for row, response, length in zip(rows, said, lengths, strict=True)
+        ]
 
     def _join(self, rows: np.ndarray, vocabulary: int) -> None:
         device = self.tokens.device
@@ -93,9 +118,10 @@ class DecodeState:
         places = torch.from_numpy(rows).to(device)
         self._flat = torch.cat([self._flat, places * self.ids.shape[1]])
         if self._sampling.repetition_penalty != 1:
-            ids, mask = (tensor[places] for tensor in self._prompts)
-            ids = ids.where(mask, ids[:, -1:])  # padding stands for no token: the last one is real
-            seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device).scatter_(1, ids, True)
+            prompts = [self._prompts[row] for row in rows]
+            place = np.repeat(np.arange(len(rows)), [len(prompt) for prompt in prompts])
+            seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device)
+            seen[torch.from_numpy(place).to(device), torch.from_numpy(np.concatenate(prompts)).to(device)] = True
             self._seen = seen if self._seen is None else torch.cat([self._seen, seen])
 
     def _banned(self) -> Tensor | None:

@@ -15,6 +15,7 @@ from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig, Zero3Gather
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.prefix_cache import PrefixCache
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import Completion
 
@@ -63,6 +64,10 @@ class Generator(Protocol):
         """Tokens that a prompt and its completion may have together."""
         ...
 
+    def forget(self) -> None:
+        """Drop what is kept of earlier requests; to be called before other episodes, or other weights."""
+        ...
+
     def generate(
         self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
     ) -> list[Completion]:
@@ -76,18 +81,30 @@ class Generator(Protocol):
 class HfGenerator:
     """Batched decoding with the agents' own models, one agent after another.
 
+    With `continues` the attention cache of every completion is kept, and a later request of the same episode that
+    begins with what was read and written does not read it again. It is of use where agents have several turns.
+
     `poll` is called after every token. Where it raises `PreemptionRequested` on one rank, `generate` raises it on all:
     after the agent, or with layered gathering before the next token.
     """
 
     def __init__(
-        self, policies: Mapping[str, GenerationPolicy], config: RolloutConfig, poll: Poll | None = None
+        self,
+        policies: Mapping[str, GenerationPolicy],
+        config: RolloutConfig,
+        poll: Poll | None = None,
+        *,
+        continues: bool = False,
     ) -> None:
-        self._policies, self._config, self._poll = policies, config, poll
+        self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
+        self._prefixes: dict[str, PrefixCache] = {}
         self._sampling = sampling_of(config)
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
+
+    def forget(self) -> None:
+        self._prefixes = {agent: PrefixCache() for agent in self._policies} if self._continues else {}
 
     def generate(
         self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
@@ -110,7 +127,7 @@ class HfGenerator:
         with record_function(f"ippo/rollout/{agent}"), policy.generation_mode(self._config.zero3_gather.value) as model:
             numbers = None if draws.greedy else draws.uniforms(agent, requests, sampling.max_new_tokens)
             try:
-                return _decode(
+                return decode(
                     model.lm,
                     policy.tokenizer,
                     [request.prompt for request in requests],
@@ -121,6 +138,8 @@ class HfGenerator:
                     poll=told if meeting is None else meeting.poll,
                     on_finished=on_finished,
                     any_rank=None if meeting is None else meeting.any_rank,
+                    prefixes=self._prefixes.get(agent),
+                    keys=[request.episode for request in requests],
                 )
             except FloatingPointError as error:
                 raise NonFiniteError(f"{agent}: {error}") from error
@@ -169,48 +188,3 @@ def context_limit(model_config: object, config: RolloutConfig) -> int:
     made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
     return min(made_for, config.context_limit or made_for)
 
-
-def _decode(model, tokenizer, prompts, sampling, *, on_finished, uniforms, **options):  # pyright: ignore
-    from ippo_cli.rollout.rows import _left_padded
-
-    device = next(model.parameters()).device
-    ids, mask = _left_padded(prompts) if prompts else (torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1).bool())
-    finished = None
-    if on_finished is not None:
-
-        def finished(rows, texts):
-            empty = torch.zeros(0)
-            on_finished(
-                rows,
-                [
-                    Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=True)
-                    for text in texts
-                ],
-            )
-
-    decoded = decode(
-        model,
-        tokenizer,
-        ids.to(device),
-        mask.to(device),
-        sampling,
-        finished=finished,
-        uniforms=None if uniforms is None else uniforms.to(device),
-        **options,
-    )
-    lengths = decoded.response_mask.sum(dim=1).tolist()
-    logprobs, behavior, said = decoded.logprobs.cpu(), decoded.behavior_logprobs.cpu(), decoded.response_ids.cpu()
-    same = decoded.behavior_logprobs is decoded.logprobs
-    result = []
-    for row, length in enumerate(lengths):
-        own = logprobs[row, :length]
-        result.append(
-            Completion(
-                ids=said[row, :length],
-                logprobs=own,
-                behavior_logprobs=own if same else behavior[row, :length],
-                text=decoded.texts[row],
-                finished=bool(decoded.finished[row]),
-            )
-        )
-    return result

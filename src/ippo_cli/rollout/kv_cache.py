@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix
+
 COLUMNS_AHEAD = 128
-"""Columns reserved beyond those in use; reaching their end copies what is in use once."""
+"""Columns reserved beyond those in use, at most; reaching their end copies what is in use once."""
 
 
 class KVCacheGroup:
@@ -20,9 +23,10 @@ class KVCacheGroup:
     Finished rows are filled in by the last ones.
     """
 
-    def __init__(self, starts: np.ndarray, used: int) -> None:
+    def __init__(self, starts: np.ndarray, used: int, max_ahead: int | None = None) -> None:
         self.starts = starts  # [rows] first column of each row
         self.used = used
+        self.ahead = COLUMNS_AHEAD if max_ahead is None else min(COLUMNS_AHEAD, max_ahead)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._first = 0
@@ -38,8 +42,8 @@ class KVCacheGroup:
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keeps the prompt's keys and values of one layer."""
-        self.keys[layer] = _roomy(keys, self.used + COLUMNS_AHEAD)
-        self.values[layer] = _roomy(values, self.used + COLUMNS_AHEAD)
+        self.keys[layer] = _roomy(keys, self.used + self.ahead)
+        self.values[layer] = _roomy(values, self.used + self.ahead)
 
     def advance(self) -> None:
         """Makes room for one more column; `write` then fills it layer by layer."""
@@ -88,15 +92,92 @@ class KVCacheGroup:
             self.settle()
         return order
 
+    def parked(self, rows: np.ndarray) -> list[Prefix]:
+        """A copy of these rows' keys and values, for when they go on."""
+        counts = self.used - self.starts[rows]
+        ends = counts.cumsum()
+        row = np.repeat(rows, counts)
+        column = np.arange(len(row)) + np.repeat(self.used - ends, counts)
+        some = next(iter(self.keys.values()))
+        places = torch.from_numpy(row).to(some.device), torch.from_numpy(column).to(some.device)
+        keys, values = (
+            {layer: buffer.transpose(1, 2)[places] for layer, buffer in buffers.items()}
+            for buffers in (self.keys, self.values)
+        )
+        block = CacheBlock(keys, values)
+        return [Prefix(block, end - count, count) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
+
     def _move_left(self) -> None:
         """Drops the columns that nobody sees any more and reserves new ones."""
         first, rows = self._first, len(self)
         width = self.used - first
         for buffers in (self.keys, self.values):
             for layer, buffer in buffers.items():
-                buffers[layer] = _roomy(buffer[:rows, :, first : self.used], width + max(COLUMNS_AHEAD, width // 2))
+                buffers[layer] = _roomy(buffer[:rows, :, first : self.used], width + max(self.ahead, width // 2))
         self.starts, self.used = self.starts - first, width
         self.settle()
+
+
+class Continuation:
+    """A group whose rows begin with parked tokens, while their next ones are read: several for each, in one forward."""
+
+    def __init__(self, prefixes: Sequence[Prefix], lengths: np.ndarray, max_ahead: int | None) -> None:
+        known = np.array([prefix.length for prefix in prefixes])
+        starts = (known + lengths).max() - known - lengths
+        self.group = KVCacheGroup(starts, int((known + lengths).max()), max_ahead)
+        self._read = int(lengths.max())
+        self._masks: dict[int | None, Tensor] = {}
+        blocks: dict[CacheBlock, list[int]] = {}
+        for row, prefix in enumerate(prefixes):
+            blocks.setdefault(prefix.block, []).append(row)
+        for block, places in blocks.items():
+            rows = np.array(places)
+            self._unpark(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
+        device = next(iter(self.group.keys.values())).device
+        # Padding before a short row's new tokens stands where parked ones are.
+        columns = torch.arange(self._read, device=device)
+        self._is_new = columns >= self._read - torch.from_numpy(lengths).to(device)[:, None]
+        self._ragged = bool((lengths != self._read).any())
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Stores the newest columns of one layer and returns what they attend to: keys, values, additive mask."""
+        seen = [buffers[layer][:, :, : self.group.used] for buffers in (self.group.keys, self.group.values)]
+        for buffer, new in zip(seen, (keys, values), strict=True):
+            newest = buffer[:, :, -self._read :]
+            newest.copy_(torch.where(self._is_new[:, None, :, None], new, newest) if self._ragged else new)
+        if window not in self._masks:
+            self._masks[window] = self._mask(keys, window)
+        return seen[0], seen[1], self._masks[window]
+
+    def _unpark(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
+        """Copies the parked tokens of some rows to where these rows begin."""
+        starts, within = self.group.starts[rows], np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        row, column, token = (
+            np.repeat(rows, counts),
+            np.repeat(starts, counts) + within,
+            np.repeat(firsts, counts) + within,
+        )
+        for buffers, parts in ((self.group.keys, block.keys), (self.group.values, block.values)):
+            for layer, part in parts.items():
+                if layer not in buffers:
+                    _, heads, size = part.shape
+                    # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
+                    shape = (len(self.group), heads, self.group.used + self.group.ahead, size)
+                    buffers[layer] = part.new_zeros(shape)
+                to = torch.from_numpy(row).to(part.device), torch.from_numpy(column).to(part.device)
+                buffers[layer].transpose(1, 2)[to] = part[torch.from_numpy(token).to(part.device)]
+
+    def _mask(self, keys: Tensor, window: int | None) -> Tensor:
+        """`[rows, 1, columns read, columns]`: every new token attends to its row's tokens up to itself."""
+        columns = torch.arange(self.group.used, device=keys.device)
+        readers = columns[-self._read :, None]
+        starts = torch.from_numpy(self.group.starts).to(keys.device)[:, None, None]
+        seen = (columns <= readers) & (columns >= starts)
+        if window is not None:
+            seen &= readers - columns < window
+        seen |= columns == readers  # padding attends to itself: what a softmax over nothing gives is no number
+        mask = torch.zeros(seen.shape, dtype=keys.dtype, device=keys.device).masked_fill_(~seen, -math.inf)
+        return mask[:, None]
 
 
 def joined(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
@@ -104,14 +185,15 @@ def joined(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
     parts = (older, younger)
     width = max(part.used - part._first for part in parts)
     shifts = [width - part.used for part in parts]
-    both = KVCacheGroup(np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]), width)
+    starts = [part.starts + shift for part, shift in zip(parts, shifts, strict=True)]
+    both = KVCacheGroup(np.concatenate(starts), width, younger.ahead)
     for name in ("keys", "values"):
         for layer in list(getattr(older, name)):
             # One layer after another, so that old and new never stand in memory together.
             sources = [getattr(part, name).pop(layer) for part in parts]
             _, heads, _, size = sources[0].shape
             # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
-            buffer = sources[0].new_zeros(len(both), heads, width + COLUMNS_AHEAD, size)
+            buffer = sources[0].new_zeros(len(both), heads, width + both.ahead, size)
             row = 0
             for part, source, shift in zip(parts, sources, shifts, strict=True):
                 used = source[: len(part), :, part._first : part.used]

@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a model, and which of three ways a model allows."""
+"""What the decoding loop asks of a model, which of three ways a model allows, and whether it can resume old rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from ippo_cli.engine import distributed
 from ippo_cli.models.agreement import agree, probe_ids
 from ippo_cli.rollout.continuous_batching import Attention, ContinuousBatching, language_model, text_config
+from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 _log = logging.getLogger(__name__)
 _known: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
     WeakKeyDictionary()
 )
+_resumed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class ModelRunner(Protocol):
@@ -29,8 +31,8 @@ class ModelRunner(Protocol):
 
     joins: bool  # whether rows may come while others are live
 
-    def session(self) -> AbstractContextManager[None]:
-        """What all the rest happens in."""
+    def session(self, max_new_tokens: int | None = None) -> AbstractContextManager[None]:
+        """What all the rest happens in; rows are expected to grow by `max_new_tokens` at most."""
         ...
 
     def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
@@ -63,8 +65,22 @@ def model_runner_for(model: nn.Module) -> ModelRunner:
     return _known[model](model)
 
 
+def can_resume(model: nn.Module) -> bool:
+    """Whether rows of `ContinuousBatching` go on from parked keys and values, decided once per model by trying."""
+    if model not in _resumed:
+        _resumed[model] = _agrees_when_resumed(model)
+        if not _resumed[model]:
+            name = type(language_model(model)).__name__
+            message = f"{name}: what was read in earlier turns cannot be used again; every prompt is read whole"
+            if distributed.first_to_say(message):
+                _log.warning(message)
+    return _resumed[model]
+
+
 PROMPTS, STEPS = (12, 12, 7, 9), 3
 """Prompts that a way of decoding is tried on, and tokens after each: the first is dropped, the last comes later."""
+EARLIER, REUSED = (7, 8, 3, 5), (8, 6, 4)
+"""What of these was the prompt of an earlier turn, and how many tokens of that turn's first rows are used again."""
 
 
 class _TracedContinuousBatching(ContinuousBatching):
@@ -101,8 +117,11 @@ class _Notes:
         self.states: dict[tuple[int, int], list[Tensor]] = {}
         self.logits: dict[tuple[int, int], Tensor] = {}
 
-    def take(self, rows: Sequence[int], ends: Sequence[int], logits: Tensor) -> None:
-        """Of one forward, whose newest column is token `ends[i] - 1` of row `rows[i]`."""
+    def take(
+        self, rows: Sequence[int], ends: Sequence[int], logits: Tensor, starts: Sequence[int] | None = None
+    ) -> None:
+        """Of one forward, whose newest column is token `ends[i] - 1` of row `rows[i]`, and whose first token of that
+        row is token `starts[i]`."""
         for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
             self.logits[row, end - 1] = logits[place]
         if self.traced is None:
@@ -110,7 +129,7 @@ class _Notes:
         entries, self.traced.trace = self.traced.trace, []
         columns = entries[0].shape[1]
         for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            for back in range(min(columns, end)):
+            for back in range(min(columns, end - (starts[place] if starts else 0))):
                 self.states[row, end - 1 - back] = [entry[place, columns - 1 - back] for entry in entries]
 
     def entries(self, like: _Notes) -> list[Tensor]:
@@ -124,9 +143,7 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
     """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
     sequence is read at once, and can be told from a deliberate mistake."""
     candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
-    device = next(model.parameters()).device
-    ids = probe_ids(len(PROMPTS) + max(PROMPTS) + STEPS, text_config(model).vocab_size, device)[0]
-    rows = [ids[row : row + length + STEPS] for row, length in enumerate(PROMPTS)]
+    rows = _probe_rows(model)
     try:
         with candidate.session():
             found = _decoded(candidate, rows)
@@ -137,15 +154,63 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
         return False
 
 
+@torch.no_grad()
+def _agrees_when_resumed(model: nn.Module) -> bool:
+    """Whether rows that end, are parked and go on, used whole or in part and beside a row that stayed, are read and
+    continued as each sequence is read at once, and can be told from the same deliberate mistake."""
+    candidate, rows = _TracedContinuousBatching(model), _probe_rows(model)
+    try:
+        with candidate.session():
+            found = _resumed_rows(candidate, rows)
+        expected, wrong = (
+            _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
+        )
+        return agree(*(notes.entries(like=found) for notes in (found, expected, wrong)))
+    except Exception as error:  # as above
+        _log.info("%s cannot resume: %r", type(model).__name__, error)
+        return False
+
+
+def _probe_rows(model: nn.Module) -> list[Tensor]:
+    ids = probe_ids(
+        len(PROMPTS) + max(PROMPTS) + STEPS, text_config(model).vocab_size, next(model.parameters()).device
+    )[0]
+    return [ids[row : row + length + STEPS] for row, length in enumerate(PROMPTS)]
+
+
+def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, np.ndarray]:
+    """Left-padded rows, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    return torch.stack([nn.functional.pad(row, (int(lengths.max()) - len(row), 0)) for row in rows]), lengths
+
+
+def _resumed_rows(candidate: _TracedContinuousBatching, rows: Sequence[Tensor]) -> _Notes:
+    notes, ends = _Notes(candidate), [length + 1 for length in EARLIER]
+    candidate.prefill(*_padded([row[:length] for row, length in zip(rows, EARLIER, strict=True)]))
+    candidate.decode(torch.stack([row[length] for row, length in zip(rows, EARLIER, strict=True)]))
+    ended = np.array([True, True, True, False])
+    parked = candidate.park(ended)
+    candidate.keep(~ended)
+    candidate.trace.clear()
+    known = [Prefix(prefix.block, prefix.first, length) for prefix, length in zip(parked, REUSED, strict=True)]
+    news = [row[first:end] for row, first, end in zip(rows, REUSED, PROMPTS, strict=False)]
+    ends[:3] = PROMPTS[:3]
+    notes.take([0, 1, 2], ends[:3], candidate.resume(*_padded(news), known), starts=REUSED)
+    live = [3, 0, 1, 2]
+    for _ in range(STEPS):
+        logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
+        for row in live:
+            ends[row] += 1
+        notes.take(live, [ends[row] for row in live], logits)
+    return notes
+
+
 def _decoded(candidate: ModelRunner, rows: Sequence[Tensor]) -> _Notes:
     notes, live, ends = _Notes(candidate), [0, 1, 2], list(PROMPTS)
 
     def fill(new: Sequence[int]) -> None:
-        width = max(ends[row] for row in new)
-        prompts = torch.zeros(len(new), width, dtype=torch.long, device=rows[0].device)
-        for place, row in enumerate(new):
-            prompts[place, width - ends[row] :] = rows[row][: ends[row]]
-        notes.take(new, [ends[row] for row in new], candidate.prefill(prompts, np.array([ends[row] for row in new])))
+        prompts, lengths = _padded([rows[row][: ends[row]] for row in new])
+        notes.take(new, lengths.tolist(), candidate.prefill(prompts, lengths))
 
     fill(live)
     live = [live[place] for place in candidate.keep(np.array([False, True, True]))]
@@ -160,16 +225,19 @@ def _decoded(candidate: ModelRunner, rows: Sequence[Tensor]) -> _Notes:
     return notes
 
 
-def _whole(model: nn.Module, candidate: ModelRunner, rows: Sequence[Tensor], *, mistaken: bool) -> _Notes:
-    """Every row read at once; with a mistake that decoding could make: what follows the prompt stands one position too
-    far, or, where a model takes no positions, padding is read."""
+def _whole(
+    model: nn.Module, candidate: ModelRunner, rows: Sequence[Tensor], *, mistaken: bool, known: Sequence[int] = PROMPTS
+) -> _Notes:
+    """Every row read at once; with a mistake that decoding could make: what follows the tokens `known` of a row (where
+    it says nothing, its prompt) stands one position too far, or, where a model takes no positions, padding is read."""
+    known = [*known, *PROMPTS[len(known) :]]
     notes = _Notes(candidate)
     takes_positions = "position_ids" in inspect.signature(language_model(model).forward).parameters
     for number, row in enumerate(rows):
         positions = torch.arange(len(row), device=row.device)[None]
         options: dict[str, Any] = {"use_cache": False}
         if mistaken and takes_positions:
-            positions = positions + (positions >= PROMPTS[number])
+            positions = positions + (positions >= known[number])
             options["position_ids"] = positions
             options["attention_mask"] = torch.ones_like(positions)  # without one, a gap would begin another sequence
         padding = max(PROMPTS) - PROMPTS[number] if mistaken and not takes_positions else 0

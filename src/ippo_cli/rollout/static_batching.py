@@ -37,7 +37,7 @@ class StaticBatching:
         return True
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
         """Nothing to prepare."""
         yield
 
@@ -91,7 +91,7 @@ class Recompute:
         self._lengths = np.zeros(0, dtype=np.int64)
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
         """Nothing to prepare."""
         yield
 
