@@ -152,6 +152,17 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What an iteration learns from: every agent's rows of this rank, and what they were worth."""
+
+    batch: Mapping[str, PromptBatch]
+    sampled: Mapping[str, Rollout]  # with the log-probabilities of the sampler
+    rollouts: Mapping[str, Rollout]  # with those that ratios are against: the same objects where none are recomputed
+    scores: Mapping[str, Scores]
+    greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where none are needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
     """What one agent should learn from its rollout."""
 
@@ -167,6 +178,15 @@ class Targets:
     sample_counts: (
         Tensor  # [B] int64: how often a row is trained on in an epoch, 1 unless rows are drawn by their scores
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """Where in the run an update stands: seeds the mini-batches and sets schedules."""
+
+    seed: int
+    iteration: int  # counted from 0
+    num_iterations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,18 +17,16 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.formulas import adaptive_kl_step, gae
-from ippo_cli.rewards.score import score
+from ippo_cli.training.trainer import Stopwatch
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
 
 
 def corridor(trainer):
-    """Rollouts, scores and targets of the first iteration."""
-    config = trainer.config
-    batch = trainer.prompts.batch(0, 0, 1)
-    rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
-    scores = score(trainer.reward, batch, rollouts, config.reward, trainer.state.moments)
-    return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, batch, rollouts, scores, {})
+    """Rollouts, scores and targets of the first iteration, and the KL coefficients that the next one uses."""
+    experience = trainer.experience(0, Stopwatch())
+    targets, kl_coef = trainer.state.algorithm.targets(trainer.state.agents, experience)
+    return experience.rollouts, experience.scores, targets, kl_coef
 
 
 def raise_values(trainer):
@@ -45,7 +43,7 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
     keys += ["algorithm.truncation_penalty=0.5"] if truncation == "penalty" else []
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         raise_values(trainer)
-        rollouts, scores, targets = corridor(trainer)
+        rollouts, scores, targets, _ = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
         cut = ~rollout.finished
         assert 0 < cut.sum() < len(cut), "the test needs both kinds of rows"
@@ -68,7 +66,7 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
 def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_path):
     with a_trainer(tmp_path, *RAGGED[:2]) as trainer:
         raise_values(trainer)
-        rollouts, _, targets = corridor(trainer)
+        rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
         kept = found.advantages[found.loss_mask].double()
         assert abs(float(kept.mean())) < 1e-6
@@ -82,7 +80,7 @@ def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_pat
 @pytest.mark.slow
 def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path):
     with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
-        rollouts, _, targets = corridor(trainer)
+        rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
         lengths = rollouts[name].lengths
         assert len(set(lengths.tolist())) > 1, "the test needs responses of different lengths"
@@ -100,7 +98,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         with torch.no_grad():  # the policy has moved away from its reference
             for parameter in agent.actor.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
-        rollouts, scores, targets = corridor(trainer)
+        rollouts, scores, targets, kl_coef = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
         kl = (rollout.logprobs - found.ref_logprobs) * rollout.response_mask
         assert kl.abs().max() > 0.01
@@ -109,8 +107,14 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         assert torch.allclose(found.rewards, terminal - 0.5 * kl, atol=1e-6)
         # Far above or below the target the error is clipped to 20 %: 1 + .2 * 16 samples / 100.
         sign = 1 if float((kl.sum(1) / rollout.response_mask.sum(1)).mean()) > 0.001 else -1
-        assert trainer.state.algorithm.kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
-        assert trainer.state.algorithm.kl_coef["high"] != 0.5
+        assert kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
+        assert kl_coef["high"] != 0.5
+        again = corridor(trainer)
+        assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
+        assert again[3] == kl_coef
+        trainer.state.algorithm.kl_coef = kl_coef
+        moved, _ = trainer.state.algorithm.targets(trainer.state.agents, trainer.experience(0, Stopwatch()))
+        assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ippo_cli.algorithms.losses import Loss
+from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.layout import Sequences, build_sequences, token_budget_batches
-from ippo_cli.types import Rollout
-
-Role = Literal["policy", "value", "joint"]
+from ippo_cli.types import Minibatch, Rollout, StepContext
 
 
 @dataclass(kw_only=True)
 class Learner:
-    """An engine and the numbers of its update. `role` says which losses it minimises: its own, or both in one."""
+    """An engine, what it is trained for, and the numbers of its update."""
 
-    role: Role
     engine: Engine[Any]
+    objective: Objective
     optimizer: OptimizerConfig
     mini_batch_size: int  # sequences per optimizer step, global
     ppo_epochs: int
@@ -37,6 +37,11 @@ class Learner:
         factor = schedule_factor(self.optimizer, iteration, num_iterations)
         self.engine.set_learning_rate(factor)
         return factor
+
+    @property
+    def stage(self) -> str:
+        """What its metrics and its checkpoint's folder are named after."""
+        return self.objective.stage
 
     @property
     def packs(self) -> bool:
@@ -54,6 +59,12 @@ class Learner:
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
             yield rows, build_sequences(rollout, rows, packed=self.packs, final=final)
+
+    def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
+        """The losses of one micro-batch, by the stage that their metrics are named after."""
+        rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
+        sequences = build_sequences(batch.rollout, rows, packed=self.packs, final=self.objective.reads_final)
+        return self.objective.losses(self.engine, sequences, batch, context)
 
 
 def row_tokens(rollout: Rollout) -> Tensor:
