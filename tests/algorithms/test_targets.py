@@ -49,14 +49,14 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
         assert 0 < cut.sum() < len(cut), "the test needs both kinds of rows"
         expected = torch.zeros_like(found.rewards)
         given = scores["low"].score[:, 0] - (0.5 * cut if truncation == "penalty" else 0.0)
-        expected[torch.arange(len(cut)), rollout.lengths - 1] = given
+        expected[torch.arange(len(cut)), rollout.length - 1] = given
         assert torch.equal(found.rewards, expected)
         assert torch.equal(found.final_values, torch.full_like(found.final_values, 0.25))
         own = rollout.response_mask & (rollout.finished[:, None] if truncation == "mask" else True)
         assert torch.equal(found.loss_mask, own)
         boosted = expected.clone()
         if truncation == "bootstrap":
-            boosted[torch.arange(len(cut)), rollout.lengths - 1] += 0.9 * 0.25 * cut
+            boosted[torch.arange(len(cut)), rollout.length - 1] += 0.9 * 0.25 * cut
         advantages, returns = gae(boosted, found.values, rollout.response_mask, gamma=0.9, gae_lambda=0.95)
         assert torch.allclose(found.advantages, advantages, atol=1e-6)
         assert torch.allclose(found.returns, returns, atol=1e-6)
@@ -82,7 +82,7 @@ def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path)
     with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
         rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
-        lengths = rollouts[name].lengths
+        lengths = rollouts[name].length
         assert len(set(lengths.tolist())) > 1, "the test needs responses of different lengths"
         by_turn = found.advantages[torch.arange(len(lengths)), lengths - 1].double()
         assert abs(float(by_turn.mean())) < 1e-6
@@ -103,7 +103,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         kl = (rollout.logprobs - found.ref_logprobs) * rollout.response_mask
         assert kl.abs().max() > 0.01
         terminal = torch.zeros_like(found.rewards)
-        terminal[torch.arange(len(kl)), rollout.lengths - 1] = scores["low"].score[:, 0]
+        terminal[torch.arange(len(kl)), rollout.length - 1] = scores["low"].score[:, 0]
         assert torch.allclose(found.rewards, terminal - 0.5 * kl, atol=1e-6)
         # Far above or below the target the error is clipped to 20 %: 1 + .2 * 16 samples / 100.
         sign = 1 if float((kl.sum(1) / rollout.response_mask.sum(1)).mean()) > 0.001 else -1

@@ -15,7 +15,7 @@ from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
-from ippo_cli.models.layout import Sequences, build_sequences, token_budget_batches
+from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
 
@@ -50,7 +50,7 @@ class Learner:
 
     def batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
         """Row numbers of the rollout in batches of that many tokens."""
-        return token_budget_batches(row_tokens(rollout), tokens, packed=self.packs)
+        return token_budget_batches(row_tokens(rollout, packed=self.packs), tokens, packed=self.packs)
 
     def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
@@ -65,11 +65,6 @@ class Learner:
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
         sequences = build_sequences(batch.rollout, rows, packed=self.packs, final=self.objective.reads_final)
         return self.objective.losses(self.engine, sequences, batch, context)
-
-
-def row_tokens(rollout: Rollout) -> Tensor:
-    """Prompt and response tokens of each row, `[B]`."""
-    return rollout.prompt_mask.sum(dim=1) + rollout.lengths
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

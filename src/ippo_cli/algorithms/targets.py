@@ -19,6 +19,7 @@ from ippo_cli.config.schema import (
     Credit,
     KlRewardConfig,
     Reweight,
+    ReweightConfig,
     Truncation,
     ValueUnit,
     WeightLevel,
@@ -118,7 +119,9 @@ class Algorithm:
             loss_mask=loss_mask,
             value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
             behavior_weights=self._behavior_weights(rollout),
-            sample_counts=self._sample_counts(agent.name, prompts, score.sum(dim=1), trained),
+            sample_counts=sample_counts(
+                score.sum(dim=1), trained, prompts.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
+            ),
         )
         return targets, next_coef
 
@@ -183,23 +186,26 @@ class Algorithm:
             band=band,
         )
 
-    def _sample_counts(self, agent: str, prompts: PromptBatch, score: Tensor, trained: Tensor) -> Tensor:
-        """How often PF-PPO counts each row of the global buffer; rows that do not train are left as they are."""
-        settings = self.config.reweight
-        if settings.method is Reweight.none:
-            return torch.ones_like(score, dtype=torch.long)
-        scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, prompts.index))
-        name = f"{self.seed}/reweight/{agent}/{int(index[0])}"
-        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-        drawn = reweight(
-            scores[able],
-            method=settings.method.value,
-            power=0.0 if settings.power is None else settings.power,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        counts = torch.ones_like(scores, dtype=torch.long)
-        counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
-        return counts[distributed.own_rows(score)]
+
+def sample_counts(score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str) -> Tensor:
+    """How often PF-PPO counts each row of the global buffer, `[B]`; rows that do not train are left as they are.
+
+    The random numbers are a function of `stream` and of the buffer's first sample index.
+    """
+    if settings.method is Reweight.none:
+        return torch.ones_like(score, dtype=torch.long)
+    scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
+    name = f"{stream}/{int(index[0])}"
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+    drawn = reweight(
+        scores[able],
+        method=settings.method.value,
+        power=0.0 if settings.power is None else settings.power,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    counts = torch.ones_like(scores, dtype=torch.long)
+    counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
+    return counts[distributed.own_rows(score)]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

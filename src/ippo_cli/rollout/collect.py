@@ -134,6 +134,7 @@ def _agent_rollout(
         response_ids=decoded.response_ids,
         response_mask=decoded.response_mask,
         turn=torch.where(decoded.response_mask, 0, -1),
+        length=decoded.response_mask.sum(dim=1),
         logprobs=decoded.logprobs,
         behavior_logprobs=decoded.behavior_logprobs,
         finished=decoded.finished,
