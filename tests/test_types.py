@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.types import Minibatch, PromptBatch, Rollout, Targets, take, trimmed
+from ippo_cli.types import DetachedTurn, Minibatch, PromptBatch, Rollout, Targets, take, trimmed
 
 B, R = 4, 5
-MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+LENGTH = torch.tensor([3, 4, 0, 5])  # row 1 was told something after its last action token
 
 
 def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -27,6 +28,7 @@ def rollout(prompt_width: int = 3) -> Rollout:
         response_ids=numbered(B, R, dtype=torch.long),
         response_mask=MASK,
         turn=torch.where(MASK, 0, -1),
+        length=LENGTH,
         logprobs=numbered(B, R),
         behavior_logprobs=numbered(B, R) + 0.5,
         finished=torch.tensor([1, 0, 1, 0]).bool(),
@@ -49,8 +51,10 @@ def targets() -> Targets:
     )
 
 
-def test_lengths_reach_to_the_last_own_token_holes_included() -> None:
-    assert rollout().lengths.tolist() == [3, 4, 0, 5]
+def test_a_rollout_without_detached_turns_has_none_in_every_row() -> None:
+    assert rollout().detached == [[], [], [], []]
+    turn = DetachedTurn(column=2, prompt=[5, 6])
+    assert Rollout(**take(replace(rollout(), detached=[[], [turn], [], []]), [1, 0])).detached == [[turn], []]
 
 
 @pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([2, 0, 0]), range(0, 4, 2), []])
@@ -90,7 +94,7 @@ def test_trimming_cuts_response_columns_and_nothing_else(prompt_width: int) -> N
     assert torch.equal(short.final_values, targets().final_values)
 
 
-def test_rows_of_a_minibatch_are_as_wide_as_their_longest_response_and_keep_the_global_counts() -> None:
+def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_global_counts() -> None:
     whole = Minibatch(rollout=rollout(), targets=targets(), num_tokens=99, num_sequences=7, num_values=5)
     part = whole.rows([1, 0])
     assert part.rollout.response_ids.shape == part.targets.returns.shape == (2, 4)

@@ -57,7 +57,7 @@ class Watch:
         spent = {"rollout": 0.0, "targets": 0.0, "update": 0.0}
         assert self.rollouts is not None
         for name, rollout in self.rollouts.items():
-            prompt, lengths = rollout.prompt_ids.shape[1], rollout.lengths.tolist()
+            prompt, lengths = rollout.prompt_ids.shape[1], rollout.length.tolist()
             spent["rollout"] += self.bare.decode(prompt, lengths)
             spent["targets"] += self.bare.value_forward(prompt, lengths)
             spent["update"] += agents[name].actor.ppo_epochs * self.bare.policy_pass(prompt, lengths)

@@ -12,7 +12,7 @@ A worked example, one sequence whose prompt is ``5 6`` (left-padded to P=3) and 
 
     prompt_ids      . 5 6          response_ids    7    8    2    .
     prompt_mask     0 1 1          response_mask   1    1    1    0
-                                   turn            0    0    0   -1
+                                   turn            0    0    0   -1     length 3
                                    logprobs       -.1  -.2  -.3   0     log pi(7|5 6), log pi(8|5 6 7), ...
                                    values          .5   .6   .7   0     V(5 6), V(5 6 7), V(5 6 7 8)
                                    rewards          0    0    1   0     the score, on the last action token
@@ -21,7 +21,7 @@ A worked example, one sequence whose prompt is ``5 6`` (left-padded to P=3) and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -37,24 +37,24 @@ def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
     """Every field of a carrier at the given rows, as keyword arguments: a row always moves whole."""
     rows = rows.tolist() if isinstance(rows, Tensor) else rows
     picked: dict[str, Any] = {}
-    for field in fields(carrier):
-        value = getattr(carrier, field.name)
+    for entry in fields(carrier):
+        value = getattr(carrier, entry.name)
         if isinstance(value, Tensor):
-            picked[field.name] = value[torch.as_tensor(rows, dtype=torch.long, device=value.device)]
+            picked[entry.name] = value[torch.as_tensor(rows, dtype=torch.long, device=value.device)]
         else:
-            picked[field.name] = [value[row] for row in rows]
+            picked[entry.name] = [value[row] for row in rows]
     return picked
 
 
 def trimmed(carrier: C, width: int, keep: int) -> C:
     """The carrier with its response columns (those of `width`) cut to the first `keep`."""
     columns = {
-        field.name: value[:, :keep]
-        for field in fields(carrier)
-        if isinstance(value := getattr(carrier, field.name), Tensor)
+        entry.name: value[:, :keep]
+        for entry in fields(carrier)
+        if isinstance(value := getattr(carrier, entry.name), Tensor)
         and value.dim() == 2
         and value.shape[1] == width
-        and not field.name.startswith("prompt_")
+        and not entry.name.startswith("prompt_")
     }
     return replace(carrier, **columns)
 
@@ -115,6 +115,14 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DetachedTurn:
+    """A turn whose prompt is no extension of what stands before it in its row: it is read as a sequence of its own."""
+
+    column: int  # the first response column that is read after the prompt
+    prompt: list[int]  # every token id before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One agent's rows: row b is its part of episode b, and how likely that was when it was written."""
 
@@ -123,16 +131,16 @@ class Rollout:
     response_ids: Tensor  # [B, R] int64, right-padded
     response_mask: Tensor  # [B, R] bool: 1 on tokens this agent chose, EOS included; may have holes (observations)
     turn: Tensor  # [B, R] int64: the turn of each action token, -1 elsewhere
+    length: Tensor  # [B] int64: response columns in use, observations after the last action token included
     logprobs: Tensor  # [B, R] float32, tempered and unfiltered: what the ratio is against
     behavior_logprobs: Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
     finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
     texts: list[str]  # B
+    detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; left out: no row has any
 
-    @property
-    def lengths(self) -> Tensor:
-        """Response columns in use, `[B]`: one past the last action token (0 for an empty response)."""
-        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
-        return (columns * self.response_mask).amax(dim=1)
+    def __post_init__(self) -> None:
+        if not self.detached:
+            object.__setattr__(self, "detached", [[] for _ in self.texts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,18 @@ class Scores:
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
     valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
     failed: Tensor  # [B] bool: where the reward, or the episode, failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What an iteration learns from: every agent's rows of this rank, and what they were worth."""
+
+    batch: Batch
+    episodes: list[Episode]
+    sampled: Mapping[str, Rollout]  # with the log-probabilities of the sampler
+    rollouts: Mapping[str, Rollout]  # with those that ratios are against: the same objects where none are recomputed
+    scores: Mapping[str, Scores]
+    greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where none are needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +185,15 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """Where in the run an update stands: seeds the mini-batches and sets schedules."""
+
+    seed: int
+    iteration: int  # counted from 0
+    num_iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
     """This rank's rows of one optimizer step, with the counts that losses are divided by."""
 
@@ -175,9 +204,9 @@ class Minibatch:
     num_values: int  # likewise: where value_mask is set
 
     def rows(self, rows: Sequence[int] | Tensor) -> Self:
-        """Some of the rows, trimmed to their longest response, with the same global counts: a micro-batch."""
+        """Some of the rows, trimmed to the columns they use, with the same global counts: a micro-batch."""
         rollout = Rollout(**take(self.rollout, rows))
-        width = max(int(rollout.lengths.max()), 1)
+        width = max(int(rollout.length.max()), 1)
         return replace(
             self,
             rollout=trimmed(rollout, self.rollout.response_ids.shape[1], width),

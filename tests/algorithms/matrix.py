@@ -39,12 +39,12 @@ def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, A
         resumed=False,
     )
     agent = trainer.state.agents["solo"]
-    before = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}
+    before = {learner.stage: learner.engine.full_state_dict() for learner in agent.learners}
     rows = []
-    for iteration in range(2):
-        trainer._walk(iteration)
+    for _ in range(2):
+        trainer.step()
         rows.append(trainer.state.progress.row)
-    after = {learner.role: learner.engine.full_state_dict() for learner in agent.learners}
+    after = {learner.stage: learner.engine.full_state_dict() for learner in agent.learners}
     trainer.free()
     moved = {
         f"{role}/{name}": not torch.equal(value, after[role][name])

@@ -133,6 +133,7 @@ def rollout(turn: torch.Tensor) -> Rollout:
         response_ids=turn,
         response_mask=MASK,
         turn=turn,
+        length=torch.full((4,), 4),
         logprobs=zeros,
         behavior_logprobs=zeros,
         finished=torch.ones(4).bool(),

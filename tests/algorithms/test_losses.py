@@ -27,6 +27,7 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
         response_ids=turn.clamp(min=0),
         response_mask=MASK,
         turn=turn,
+        length=MASK.sum(dim=1),
         logprobs=OLD,
         behavior_logprobs=OLD,
         finished=torch.ones(2).bool(),

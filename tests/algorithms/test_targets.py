@@ -17,19 +17,16 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.formulas import adaptive_kl_step, gae
-from ippo_cli.rewards.score import score
-from ippo_cli.tasks.conversation import tokenize_prompts
+from ippo_cli.training.trainer import Stopwatch
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
 
 
 def corridor(trainer):
-    """Rollouts, scores and targets of the first iteration."""
-    config = trainer.config
-    batch = tokenize_prompts(trainer.formats, config.task.agents, trainer.schedule.batch(0, 0, 1))
-    rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
-    scores = score(trainer.reward, episodes_of(batch, rollouts), config.reward, trainer.state.moments).scores
-    return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, batch, rollouts, scores, {})
+    """Rollouts, scores and targets of the first iteration, and the KL coefficients that the next one uses."""
+    experience, _ = trainer.experience(0, Stopwatch())
+    targets, kl_coef = trainer.state.algorithm.targets(trainer.state.agents, experience)
+    return experience.rollouts, experience.scores, targets, kl_coef
 
 
 def raise_values(trainer):
@@ -46,20 +43,20 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
     keys += ["algorithm.truncation_penalty=0.5"] if truncation == "penalty" else []
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         raise_values(trainer)
-        rollouts, scores, targets = corridor(trainer)
+        rollouts, scores, targets, _ = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
         cut = ~rollout.finished
         assert 0 < cut.sum() < len(cut), "the test needs both kinds of rows"
         expected = torch.zeros_like(found.rewards)
         given = scores["low"].score[:, 0] - (0.5 * cut if truncation == "penalty" else 0.0)
-        expected[torch.arange(len(cut)), rollout.lengths - 1] = given
+        expected[torch.arange(len(cut)), rollout.length - 1] = given
         assert torch.equal(found.rewards, expected)
         assert torch.equal(found.final_values, torch.full_like(found.final_values, 0.25))
         own = rollout.response_mask & (rollout.finished[:, None] if truncation == "mask" else True)
         assert torch.equal(found.loss_mask, own)
         boosted = expected.clone()
         if truncation == "bootstrap":
-            boosted[torch.arange(len(cut)), rollout.lengths - 1] += 0.9 * 0.25 * cut
+            boosted[torch.arange(len(cut)), rollout.length - 1] += 0.9 * 0.25 * cut
         advantages, returns = gae(boosted, found.values, rollout.response_mask, gamma=0.9, gae_lambda=0.95)
         assert torch.allclose(found.advantages, advantages, atol=1e-6)
         assert torch.allclose(found.returns, returns, atol=1e-6)
@@ -69,7 +66,7 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
 def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_path):
     with a_trainer(tmp_path, *RAGGED[:2]) as trainer:
         raise_values(trainer)
-        rollouts, _, targets = corridor(trainer)
+        rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
         kept = found.advantages[found.loss_mask].double()
         assert abs(float(kept.mean())) < 1e-6
@@ -83,9 +80,9 @@ def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_pat
 @pytest.mark.slow
 def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path):
     with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
-        rollouts, _, targets = corridor(trainer)
+        rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
-        lengths = rollouts[name].lengths
+        lengths = rollouts[name].length
         assert len(set(lengths.tolist())) > 1, "the test needs responses of different lengths"
         by_turn = found.advantages[torch.arange(len(lengths)), lengths - 1].double()
         assert abs(float(by_turn.mean())) < 1e-6
@@ -101,17 +98,23 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         with torch.no_grad():  # the policy has moved away from its reference
             for parameter in agent.actor.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
-        rollouts, scores, targets = corridor(trainer)
+        rollouts, scores, targets, kl_coef = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
         kl = (rollout.logprobs - found.ref_logprobs) * rollout.response_mask
         assert kl.abs().max() > 0.01
         terminal = torch.zeros_like(found.rewards)
-        terminal[torch.arange(len(kl)), rollout.lengths - 1] = scores["low"].score[:, 0]
+        terminal[torch.arange(len(kl)), rollout.length - 1] = scores["low"].score[:, 0]
         assert torch.allclose(found.rewards, terminal - 0.5 * kl, atol=1e-6)
         # Far above or below the target the error is clipped to 20 %: 1 + .2 * 16 samples / 100.
         sign = 1 if float((kl.sum(1) / rollout.response_mask.sum(1)).mean()) > 0.001 else -1
-        assert trainer.state.algorithm.kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
-        assert trainer.state.algorithm.kl_coef["high"] != 0.5
+        assert kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
+        assert kl_coef["high"] != 0.5
+        again = corridor(trainer)
+        assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
+        assert again[3] == kl_coef
+        trainer.state.algorithm.kl_coef = kl_coef
+        moved, _ = trainer.state.algorithm.targets(trainer.state.agents, trainer.experience(0, Stopwatch())[0])
+        assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ippo_cli.types import Rollout
+from ippo_cli.types import DetachedTurn, Rollout
 
 
-def rollout(prompts: list[list[int]], responses: list[list[int]], masks: list[list[int]], pad: int = 0) -> Rollout:
+def rollout(
+    prompts: list[list[int]],
+    responses: list[list[int]],
+    masks: list[list[int]],
+    pad: int = 0,
+    detached: list[list[DetachedTurn]] | None = None,
+) -> Rollout:
     """Left-padded prompts and right-padded responses of the given tokens; `pad` is what stands in the padding."""
     wide, long = max(map(len, prompts)), max(1, *map(len, responses))
     prompt_ids = torch.full((len(prompts), wide), pad)
@@ -26,10 +32,12 @@ def rollout(prompts: list[list[int]], responses: list[list[int]], masks: list[li
         response_ids=response_ids,
         response_mask=response_mask,
         turn=torch.where(response_mask, 0, -1),
+        length=torch.tensor([len(response) for response in responses]),
         logprobs=zeros,
         behavior_logprobs=zeros,
         finished=torch.ones(len(prompts), dtype=torch.bool),
         texts=[""] * len(prompts),
+        detached=detached or [],
     )
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import everything, rollout
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from ippo_cli.models.layout import build_sequences, token_budget_batches
+from ippo_cli.models.actor import Policy
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig
+from ippo_cli.models.layout import build_sequences, row_tokens, token_budget_batches
+from ippo_cli.models.packing import enable_packing
+from ippo_cli.types import DetachedTurn
 
 
 def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_before_its_token() -> None:
@@ -46,11 +55,122 @@ def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None
     assert sequences.input_ids.flatten()[sequences.state][0, :4].tolist() == [5, 7, 11, 12]
 
 
-def test_tokens_after_the_last_own_one_are_not_read() -> None:
-    made = rollout([[5, 6]], [[7, 8, 9]], [[1, 1, 0]])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_observation_after_the_last_action_token_is_read_for_the_state_after_it_alone(packed: bool) -> None:
+    made = rollout([[5, 6]], [[7, 8, 9, 4]], [[1, 1, 0, 0]])
+    whole = build_sequences(made, everything(made), packed=packed)
+    assert whole.input_ids.tolist() == [[5, 6, 7, 8, 9, 4]]
+    assert whole.state[0, 4] == 5
+    assert whole.lengths.tolist() == [4]
+    short = build_sequences(made, everything(made), packed=packed, final=False)
+    assert short.input_ids.tolist() == [[5, 6, 7]]
+    assert short.state[0, :2].tolist() == whole.state[0, :2].tolist() == [1, 2]
+    assert short.response_ids.tolist() == whole.response_ids.tolist() == [[7, 8, 9, 4]], "one width in both"
+
+
+def test_columns_that_no_row_uses_are_cut() -> None:
+    made = replace(rollout([[5, 6]], [[7, 8, 9]], [[1, 1, 0]]), length=torch.tensor([2]))
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8]]
     assert sequences.response_ids.tolist() == [[7, 8]]
+
+
+def test_a_detached_turn_is_a_sequence_of_its_own_and_states_before_its_tokens_stand_in_it() -> None:
+    detached = [[DetachedTurn(column=2, prompt=[4, 4, 4])], []]
+    made = rollout([[5, 6], [3]], [[7, 2, 8, 9], [1, 2]], [[1, 1, 1, 1], [1, 1]], detached=detached)
+    sequences = build_sequences(made, everything(made), packed=False)
+    assert sequences.input_ids.tolist() == [[5, 6, 7, 0, 0], [3, 1, 2, 0, 0], [4, 4, 4, 8, 9]]
+    assert sequences.state[0].tolist() == [1, 2, 12, 13, 14]
+    assert sequences.state[1, :3].tolist() == [5, 6, 7]
+    short = build_sequences(made, everything(made), packed=True, final=False)
+    assert short.input_ids.tolist() == [[4, 4, 4, 8, 5, 6, 7, 3, 1]]
+    assert short.state[0, :4].tolist() == [5, 6, 2, 3]
+
+
+def test_what_would_have_been_read_next_may_be_detached_and_is_read_for_the_final_state_alone() -> None:
+    made = rollout([[5]], [[7, 2]], [[1, 1]], detached=[[DetachedTurn(column=2, prompt=[4, 6])]])
+    sequences = build_sequences(made, everything(made), packed=False)
+    assert sequences.input_ids.tolist() == [[5, 7], [4, 6]]
+    assert sequences.state.tolist() == [[0, 1, 3]]
+    assert build_sequences(made, everything(made), packed=False, final=False).input_ids.tolist() == [[5, 7]]
+
+
+def test_tokens_of_detached_turns_are_counted() -> None:
+    turns = [DetachedTurn(column=2, prompt=[4] * 9), DetachedTurn(column=3, prompt=[4])]
+    made = rollout([[5, 6], [3]], [[7, 2, 8, 9], [1, 2]], [[1, 1, 1, 1], [1, 1]], detached=[turns, []])
+    assert row_tokens(made, packed=True).tolist() == [2 + 2 + 9 + 1 + 1 + 1, 3]
+    assert row_tokens(made, packed=False).tolist() == [3 * 10, 10]
+    assert build_sequences(made, everything(made), packed=False).input_ids.shape[1] <= 10
+    plain = replace(made, detached=[[], []])
+    assert row_tokens(plain, packed=True).tolist() == row_tokens(plain, packed=False).tolist() == [6, 3]
+
+
+ROWS = [  # prompt, response, mask, detached turns
+    ([5, 6, 7], [8, 9, 10, 11, 12], [1, 1, 0, 0, 1], []),
+    ([5], [6, 7, 8, 9, 10, 11, 12, 13], [1, 0, 1, 1, 0, 1, 0, 0], []),
+    ([14, 15], [], [], []),
+    ([16, 17], [18, 19], [0, 0], []),  # told something, and never asked
+    ([20, 21, 22, 23], [24], [1], []),
+    ([3, 4], [5, 6, 7, 8, 9, 10], [1, 1, 1, 1, 1, 1], [(2, [30, 31, 32, 33, 34, 35, 36]), (5, [37])]),
+    ([8, 9], [10, 11, 12, 13, 14], [1, 0, 1, 1, 0], [(2, [25, 26, 27])]),
+    ([8, 9], [10, 11], [1, 1], [(2, [28, 29])]),  # the last prompt came after the last response
+]
+
+
+def a_policy() -> Policy:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    lm = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=4, bos_token_id=None, eos_token_id=None)).eval()
+    policy = Policy(lm, ValueHead(ValueHeadConfig(32)))
+    assert policy.value_head is not None
+    torch.nn.init.normal_(policy.value_head.out.weight)
+    assert enable_packing(lm.base_model)
+    return policy
+
+
+def read_alone(policy: Policy, before: list[int], token: int | None) -> tuple[Tensor, Tensor]:
+    """The log-probability of a token after others, and the value of that state, by the model's own forward."""
+    assert policy.value_head is not None
+    ids = torch.tensor([before])
+    logprobs = policy.lm(input_ids=ids).logits[0, -1].float().log_softmax(-1)
+    hidden = policy.lm.base_model(input_ids=ids).last_hidden_state[0, -1]
+    return logprobs[0 if token is None else token], policy.value_head(hidden)
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rows", [ROWS[:5], ROWS], ids=["holes", "detached"])
+def test_rows_are_read_like_every_state_by_itself_and_holes_are_not_trained_on(
+    rows: list[Any], packed: bool, final: bool
+) -> None:
+    policy = a_policy()
+    prompts, responses, masks, turns = (list(part) for part in zip(*rows, strict=True))
+    detached = [[DetachedTurn(column=column, prompt=prompt) for column, prompt in own] for own in turns]
+    made = rollout(prompts, responses, masks, pad=39, detached=detached)
+    sequences = build_sequences(made, everything(made), packed=packed, final=final)
+    output = policy(sequences, temperature=1.0, chunk_tokens=100)
+    assert torch.equal(sequences.response_mask, made.response_mask)
+    logprobs, values = torch.zeros(made.response_mask.shape), torch.zeros(made.response_mask.shape)
+    finals = torch.zeros(len(rows))
+    for row, (prompt, response, mask, own) in enumerate(rows):
+        for column in range(len(response) + 1):
+            start, context = next(((at, ids) for at, ids in reversed(own) if at <= column), (0, prompt))
+            before = context + response[start:column]
+            if column == len(response):
+                _, finals[row] = read_alone(policy, before, None)
+            elif mask[column]:
+                logprobs[row, column], values[row, column] = read_alone(policy, before, response[column])
+    torch.testing.assert_close(output.logprobs, logprobs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.values, values, atol=1e-5, rtol=1e-5)
+    if final:
+        torch.testing.assert_close(output.final_values, finals, atol=1e-5, rtol=1e-5)
+    weights = torch.randn(logprobs.shape)
+    gradients = []
+    for found in (output.logprobs * weights + output.values, logprobs * weights + values):
+        policy.zero_grad()
+        found.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*gradients, atol=1e-5 * float(gradients[1].abs().max()), rtol=1e-4)
 
 
 def test_a_row_that_said_nothing_keeps_its_prompt() -> None:

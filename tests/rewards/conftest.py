@@ -46,7 +46,7 @@ def buffer() -> Callable[..., Buffer]:
         one |= {"prompt_mask": torch.ones(rows, 1, dtype=torch.bool), "response_ids": torch.ones(rows, 1).long()}
         one |= {"response_mask": torch.ones(rows, 1, dtype=torch.bool), "turn": torch.zeros(rows, 1).long()}
         one |= {"logprobs": torch.zeros(rows, 1), "behavior_logprobs": torch.zeros(rows, 1)}
-        one |= {"finished": torch.ones(rows, dtype=torch.bool)}
+        one |= {"finished": torch.ones(rows, dtype=torch.bool), "length": torch.ones(rows).long()}
         asked = PromptBatch(
             ids=one["prompt_ids"], mask=one["prompt_mask"], examples=list(examples), index=torch.arange(rows)
         )

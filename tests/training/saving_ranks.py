@@ -31,7 +31,7 @@ def state(iteration: int) -> State:
     """A run's state without agents: each rank has its random streams to write."""
     return State(
         agents={},
-        algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
+        algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
         progress=Progress(iteration=iteration),
         run=RunState(),

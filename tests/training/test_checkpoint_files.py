@@ -216,7 +216,7 @@ def state(iteration: int) -> State:
     """A run's state without agents: everything but weights."""
     return State(
         agents={},
-        algorithm=Algorithm(config=ALGORITHM, response_budget=8, num_generations=1, seed=0),
+        algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
         progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
         run=RunState(iterations=iteration),

@@ -20,6 +20,7 @@ def four_rows() -> Rollout:
         response_ids=ids,
         response_mask=mask,
         turn=ids,
+        length=mask.sum(dim=1),
         logprobs=numbers,
         behavior_logprobs=numbers,
         finished=torch.tensor([True, True, True, False]),

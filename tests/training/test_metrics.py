@@ -57,6 +57,7 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
         response_ids=torch.ones(3, 3).long(),
         response_mask=MASK,
         turn=torch.where(MASK, 0, -1),
+        length=MASK.sum(dim=1),
         logprobs=logprobs,
         behavior_logprobs=changes.get("behavior_logprobs", logprobs),
         finished=torch.tensor([True, False, True]),

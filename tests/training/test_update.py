@@ -11,10 +11,10 @@ RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.eve
 
 def one_iteration(root, *overrides):
     with a_trainer(root, *RAGGED, *overrides) as trainer:
-        trainer._walk(0)
+        trainer.step()
         row = trainer.state.progress.row
         weights = {
-            f"{name}/{learner.role}/{key}": value.clone()
+            f"{name}/{learner.stage}/{key}": value.clone()
             for name, agent in trainer.state.agents.items()
             for learner in agent.learners
             for key, value in learner.engine.module.state_dict().items()
@@ -60,12 +60,12 @@ def test_the_critic_alone_moves_during_its_warmup(tmp_path):
     with a_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
         agent = trainer.state.agents["low"]
         before = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
-        trainer._walk(0)
+        trainer.step()
         after = agent.actor.engine.module.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert trainer.state.progress.row["low/value/steps"] == 8
         assert "low/policy/steps" not in trainer.state.progress.row
-        trainer._walk(1)
+        trainer.step()
         assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
@@ -101,17 +101,17 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
         with torch.no_grad():
             head.fill_(float("nan"))
         policy = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
-        trainer._walk(0)
+        trainer.step()
         row = trainer.state.progress.row
         assert row["low/value/skipped_steps"] == 1
         assert row["low/policy/skipped_steps"] == 1
         assert row["high/value/skipped_steps"] == 0
         after = agent.actor.engine.module.state_dict()
         assert all(torch.equal(policy[name], after[name]) for name in policy)
-        for iteration in range(1, 4):
-            trainer._walk(iteration)
+        for _ in range(1, 4):
+            trainer.step()
         with pytest.raises(NonFiniteError, match="low: 5 optimizer steps in a row"):
-            trainer._walk(4)
+            trainer.step()
 
 
 @pytest.mark.slow

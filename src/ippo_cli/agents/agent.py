@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -12,9 +13,12 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
+from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.models.actor import Policy, PolicyOutput
-from ippo_cli.models.critic import split_values
 from ippo_cli.types import Rollout
+
+StateDicts = tuple[dict[str, Tensor] | None, dict[str, Tensor] | None]
+"""Of the actor and of a separate critic."""
 
 
 class GenerationPolicy(Protocol):
@@ -57,8 +61,8 @@ class Agent:
 
     name: str
     tokenizer: PreTrainedTokenizerBase
-    actor: Learner  # role `policy`, or `joint` when it carries the value head
-    critic: Learner | None  # role `value`; None when the actor carries the value head, or nothing has values
+    actor: Learner
+    critic: Learner | None  # None when the actor carries the value head, or nothing has values
     reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
     temperature: float
     chunk_tokens: int
@@ -74,7 +78,7 @@ class Agent:
     @property
     def has_values(self) -> bool:
         """Whether there is a value function, of its own or on the actor."""
-        return any(learner.role != "policy" for learner in self.learners)
+        return any(isinstance(learner.objective, ValueFunction) for learner in self.learners)
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         return self.actor.engine.inference(gather=gather)  # type: ignore[return-value]
@@ -87,24 +91,19 @@ class Agent:
         """
         before = torch.zeros_like(rollout.logprobs)
         after = before.new_zeros(len(before))
-        if not self.has_values:
-            return before, after
-        learner = self.critic or self.actor
-        learner.engine.module.eval()
-        for rows, sequences in learner.sequences(rollout, final=True):
-            if self.critic is not None:
-                new, final = split_values(self.critic.engine(sequences), sequences)
-            else:
-                output = self.actor.engine(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens)
-                new, final = output.values, output.final_values
-            before[rows, : new.shape[1]] = new
-            after[rows] = final
+        for learner in self.learners:
+            if isinstance(learner.objective, ValueFunction):
+                learner.engine.eval()
+                for rows, sequences in learner.sequences(rollout, final=True):
+                    new, final = learner.objective.values(learner.engine, sequences)
+                    before[rows, : new.shape[1]] = new
+                    after[rows] = final
         return before, after
 
     @torch.no_grad()
     def rescored(self, rollout: Rollout) -> Rollout:
         """The same responses with log-probabilities of the training forward; what they were drawn from stays."""
-        self.actor.engine.module.eval()
+        self.actor.engine.eval()
         return replace(rollout, logprobs=self._logprobs(self.actor.engine, rollout))
 
     @torch.no_grad()
@@ -126,10 +125,35 @@ class Agent:
         """The exact divergence of the policy from its reference in the state before each action token, `[B, R]`."""
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
-        self.actor.engine.module.eval()
+        self.actor.engine.eval()
         for rows, sequences in self.actor.sequences(rollout, final=False):
             output = self.actor.engine(
                 sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
             )
             result[rows, : output.full_kl.shape[1]] = output.full_kl
         return result
+
+    def state_dicts(self) -> StateDicts:
+        """The weights of the actor and of a separate critic, whole on rank 0 and None elsewhere. Collective."""
+        critic = self.critic
+        return self.actor.engine.full_state_dict(), None if critic is None else critic.engine.full_state_dict()
+
+    def save_pretrained(self, folder: Path, weights: StateDicts) -> list[Path]:
+        """`actor/` and `critic/` as `from_pretrained` reads them, on the rank that has the weights; its files."""
+        policy_weights, critic_weights = weights
+        if policy_weights is None:
+            return []
+        policy: Policy = self.actor.engine.module
+        policy.lm.save_pretrained(folder / "actor", state_dict=_below("lm.", policy_weights))
+        self.tokenizer.save_pretrained(folder / "actor")
+        if self.critic is not None:
+            self.critic.engine.module.save_pretrained(folder / "critic", state_dict=critic_weights)
+            self.tokenizer.save_pretrained(folder / "critic")
+        elif policy.value_head is not None:
+            policy.value_head.save_pretrained(folder / "critic", state_dict=_below("value_head.", policy_weights))
+        return [file for part in ("actor", "critic") for file in (folder / part).rglob("*") if file.is_file()]
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a submodule under its own names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

@@ -11,6 +11,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.arithmetic import critic_mini_batch_size
 from ippo_cli.config.schema import (
     ActorConfig,
@@ -64,33 +65,47 @@ def _build_agent(
         nn.Module.to(head, dtype=lm.dtype)
     needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
-    actor = _actor_learner(config, policy, agent.actor, agent.critic, device)
     reference = _reference(agent.actor, weights, references, device) if needs_reference else None
-    if reference is not None and not reference.packs:
-        policy.packs = False  # the reference is given the rows that the policy reads
+    chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
     return Agent(
         name=name,
         tokenizer=tokenizer,
-        actor=actor,
+        actor=_actor_learner(config, policy, agent.actor, agent.critic, reference, chunk_tokens, device),
         critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
         reference=reference,
         temperature=config.rollout.temperature,
-        chunk_tokens=config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1),
+        chunk_tokens=chunk_tokens,
     )
 
 
 def _actor_learner(
-    config: Config, policy: Policy, actor: ActorConfig, critic: CriticConfig, device: torch.device
+    config: Config,
+    policy: Policy,
+    actor: ActorConfig,
+    critic: CriticConfig,
+    reference: Policy | None,
+    chunk_tokens: int,
+    device: torch.device,
 ) -> Learner:
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
+    if reference is not None and not reference.packs:
+        policy.packs = False  # the reference is given the rows that the policy reads
+    kl_loss = config.algorithm.kl.loss
+    objective = PolicyObjective if policy.value_head is None else JointObjective
     groups = param_groups(policy.lm, actor)
     if isinstance(critic, ValueHeadCriticConfig):
         assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
     return Learner(
-        role="policy" if policy.value_head is None else "joint",
         engine=_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
+        objective=objective(
+            config=config.algorithm,
+            response_budget=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            chunk_tokens=chunk_tokens,
+            reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
+        ),
         optimizer=actor,
         mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
         ppo_epochs=config.algorithm.ppo_epochs,
@@ -107,8 +122,8 @@ def _critic_learner(
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return Learner(
-        role="value",
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
+        objective=ValueObjective(config=config.algorithm, response_budget=config.rollout.max_new_tokens),
         optimizer=critic,
         mini_batch_size=critic_mini_batch_size(config, critic),
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ippo_cli.algorithms.losses import Loss
+from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
-from ippo_cli.models.layout import Sequences, build_sequences, token_budget_batches
-from ippo_cli.types import Rollout
-
-Role = Literal["policy", "value", "joint"]
+from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
+from ippo_cli.types import Minibatch, Rollout, StepContext
 
 
 @dataclass(kw_only=True)
 class Learner:
-    """An engine and the numbers of its update. `role` says which losses it minimises: its own, or both in one."""
+    """An engine, what it is trained for, and the numbers of its update."""
 
-    role: Role
     engine: Engine[Any]
+    objective: Objective
     optimizer: OptimizerConfig
     mini_batch_size: int  # sequences per optimizer step, global
     ppo_epochs: int
@@ -39,13 +39,18 @@ class Learner:
         return factor
 
     @property
+    def stage(self) -> str:
+        """What its metrics and its checkpoint's folder are named after."""
+        return self.objective.stage
+
+    @property
     def packs(self) -> bool:
         """Whether its module reads packed rows."""
         return bool(self.engine.module.packs)
 
     def batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
         """Row numbers of the rollout in batches of that many tokens."""
-        return token_budget_batches(row_tokens(rollout), tokens, packed=self.packs)
+        return token_budget_batches(row_tokens(rollout, packed=self.packs), tokens, packed=self.packs)
 
     def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
@@ -55,10 +60,11 @@ class Learner:
             rows = batches[number] if number < len(batches) else batches[0]
             yield rows, build_sequences(rollout, rows, packed=self.packs, final=final)
 
-
-def row_tokens(rollout: Rollout) -> Tensor:
-    """Prompt and response tokens of each row, `[B]`."""
-    return rollout.prompt_mask.sum(dim=1) + rollout.lengths
+    def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
+        """The losses of one micro-batch, by the stage that their metrics are named after."""
+        rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
+        sequences = build_sequences(batch.rollout, rows, packed=self.packs, final=self.objective.reads_final)
+        return self.objective.losses(self.engine, sequences, batch, context)
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

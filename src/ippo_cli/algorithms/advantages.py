@@ -20,7 +20,6 @@ from ippo_cli.formulas import (
     reward_to_go,
     turn_gae,
 )
-from ippo_cli.tasks.schedule import share
 from ippo_cli.types import Rollout
 
 
@@ -91,8 +90,7 @@ def group_advantages(formula: GroupFormula) -> Estimator:
         usable = valid & (sizes[slots] > 1)
         advantages = torch.zeros_like(scores)
         advantages[usable] = formula(scores[usable], groups[usable], config)
-        rows = share(len(scores), distributed.rank(), distributed.world_size())
-        mine = slice(rows.start, rows.stop)
+        mine = distributed.own_rows(score)
         return _of_rows(inputs, advantages[mine], score, usable[mine])
 
     return estimate

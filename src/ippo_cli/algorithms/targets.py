@@ -19,6 +19,7 @@ from ippo_cli.config.schema import (
     Credit,
     KlRewardConfig,
     Reweight,
+    ReweightConfig,
     Truncation,
     ValueUnit,
     WeightLevel,
@@ -33,55 +34,45 @@ from ippo_cli.formulas import (
     reweight,
     turn_ends,
 )
-from ippo_cli.tasks.schedule import share
-from ippo_cli.types import Batch, Rollout, Scores, Targets
-
-Greedy = Mapping[str, tuple[Rollout, Scores]]
-"""Each agent's greedy responses to the same prompts and their scores; empty where no estimator asks for them."""
+from ippo_cli.types import Batch, Experience, Rollout, Scores, Targets
 
 
 @dataclass(kw_only=True)
 class Algorithm:
-    """The objective's settings and its only state: each agent's KL coefficient."""
+    """What turns scores into targets, and its only state: each agent's KL coefficient."""
 
     config: AlgorithmConfig
-    response_budget: int  # rollout.max_new_tokens: the constant of loss_aggregation=seq-mean-token-sum-norm
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` counts
     kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent
 
     @property
     def needs_greedy(self) -> bool:
-        """Whether `targets` wants greedy responses to the same prompts, scored."""
+        """Whether the experience must have greedy responses to the same prompts, scored."""
         return self.config.advantage is Advantage.greedy_baseline
 
-    @property
-    def full_kl_in_loss(self) -> bool:
-        """Whether the policy's forward must compare whole distributions with the reference."""
-        return self.config.kl.loss.coef != 0.0 and self.config.kl.loss.estimator == "full"
-
     def kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
-        """The reward's KL coefficient that the next targets will use; None for an agent without a reference."""
+        """The reward's KL coefficient that targets use; None for an agent without a reference."""
         return {
             name: self.kl_coef.get(name, self.config.kl.reward.coef) if agent.reference is not None else None
             for name, agent in agents.items()
         }
 
     def targets(
-        self,
-        agents: Mapping[str, Agent],
-        batch: Batch,
-        rollouts: Mapping[str, Rollout],
-        scores: Mapping[str, Scores],
-        greedy: Greedy,
-    ) -> dict[str, Targets]:
-        """Every agent's targets from its own prompts, rollout and scores alone."""
-        return {
-            name: self._agent_targets(
-                agents[name], batch, rollouts[name], scores[name], greedy[name] if self.needs_greedy else None
+        self, agents: Mapping[str, Agent], experience: Experience
+    ) -> tuple[dict[str, Targets], dict[str, float]]:
+        """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use."""
+        targets: dict[str, Targets] = {}
+        kl_coef: dict[str, float] = {}
+        for name, agent in agents.items():
+            targets[name], kl_coef[name] = self._agent_targets(
+                agent,
+                experience.batch,
+                experience.rollouts[name],
+                experience.scores[name],
+                experience.greedy.get(name),
             )
-            for name in agents
-        }
+        return targets, kl_coef
 
     def _agent_targets(
         self,
@@ -90,7 +81,7 @@ class Algorithm:
         rollout: Rollout,
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
-    ) -> Targets:
+    ) -> tuple[Targets, float]:
         config, mask = self.config, rollout.response_mask
         by_turn = self._by_turn(rollout)
         values, final_values = agent.values(rollout)
@@ -99,7 +90,8 @@ class Algorithm:
             values = (turn_values if pooled else at_turn_value)(values, final_values, rollout, config)
         ref_logprobs = agent.ref_logprobs(rollout)
         score = self._penalised(scores.score, rollout)
-        rewards = place_scores(score, mask, rollout.turn) - self._kl_penalty(agent, rollout, ref_logprobs)
+        kl_penalty, next_coef = self._kl_penalty(agent, rollout, ref_logprobs)
+        rewards = place_scores(score, mask, rollout.turn) - kl_penalty
         baseline, valid = torch.zeros_like(final_values), scores.valid
         if greedy is not None:
             baseline, valid = self._penalised(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
@@ -117,7 +109,7 @@ class Algorithm:
         trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
         loss_mask = mask & trained[:, None]
         actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
-        return Targets(
+        targets = Targets(
             rewards=rewards,
             values=values,
             final_values=final_values,
@@ -127,8 +119,11 @@ class Algorithm:
             loss_mask=loss_mask,
             value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
             behavior_weights=self._behavior_weights(rollout),
-            sample_counts=self._sample_counts(agent.name, batch, score.sum(dim=1), trained),
+            sample_counts=sample_counts(
+                score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
+            ),
         )
+        return targets, next_coef
 
     def _by_turn(self, rollout: Rollout) -> bool:
         """Whether turns are the actions; with `credit=auto` they are where any row of the buffer has several."""
@@ -158,21 +153,22 @@ class Algorithm:
         last_turn = torch.where(rollout.response_mask, 0, -1)  # the whole row as one turn: one last action token
         return rewards + place_scores(tail, rollout.response_mask, last_turn)
 
-    def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> Tensor:
-        """The reward's KL term; steps the coefficient afterwards, so that a batch uses the one from before it."""
+    def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
+        """The reward's KL term, and the coefficient that the next buffer uses."""
         settings = self.config.kl.reward
-        coef = self.kl_coef.setdefault(agent.name, settings.coef)
+        coef = self.kl_coef.get(agent.name, settings.coef)
         if settings.coef == 0.0:
-            return torch.zeros_like(ref_logprobs)
+            return torch.zeros_like(ref_logprobs), coef
         if settings.estimator == "full":
             kl = agent.full_kl(rollout)
         else:
             kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
+        next_coef = coef
         if settings.target is not None:
             rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
             total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
-            self.kl_coef[agent.name] = next_kl_coef(coef, total[0] / total[1], settings, num_samples=int(total[1]))
-        return coef * kl
+            next_coef = next_kl_coef(coef, total[0] / total[1], settings, num_samples=int(total[1]))
+        return coef * kl, next_coef
 
     def _behavior_weights(self, rollout: Rollout) -> Tensor:
         settings = self.config.behavior_correction
@@ -190,24 +186,26 @@ class Algorithm:
             band=band,
         )
 
-    def _sample_counts(self, agent: str, batch: Batch, score: Tensor, trained: Tensor) -> Tensor:
-        """How often PF-PPO counts each row of the global buffer; rows that do not train are left as they are."""
-        settings = self.config.reweight
-        if settings.method is Reweight.none:
-            return torch.ones_like(score, dtype=torch.long)
-        scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, batch.index))
-        name = f"{self.seed}/reweight/{agent}/{int(index[0])}"
-        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-        drawn = reweight(
-            scores[able],
-            method=settings.method.value,
-            power=0.0 if settings.power is None else settings.power,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        counts = torch.ones_like(scores, dtype=torch.long)
-        counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
-        rows = share(len(counts), distributed.rank(), distributed.world_size())
-        return counts[rows.start : rows.stop]
+
+def sample_counts(score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str) -> Tensor:
+    """How often PF-PPO counts each row of the global buffer, `[B]`; rows that do not train are left as they are.
+
+    The random numbers are a function of `stream` and of the buffer's first sample index.
+    """
+    if settings.method is Reweight.none:
+        return torch.ones_like(score, dtype=torch.long)
+    scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
+    name = f"{stream}/{int(index[0])}"
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+    drawn = reweight(
+        scores[able],
+        method=settings.method.value,
+        power=0.0 if settings.power is None else settings.power,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    counts = torch.ones_like(scores, dtype=torch.long)
+    counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
+    return counts[distributed.own_rows(score)]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

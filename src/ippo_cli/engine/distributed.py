@@ -263,13 +263,23 @@ def last_words(words: str, patience_s: float) -> dict[int, str]:
     return dict(sorted(said.items()))
 
 
+def own_rows(tensor: Tensor) -> slice:
+    """Where this rank's rows stand in what `all_gather_rows` gives for a tensor of as many rows. Collective."""
+    first = sum(_row_counts(tensor)[: rank()])
+    return slice(first, first + len(tensor))
+
+
+def _row_counts(tensor: Tensor) -> list[int]:
+    counts = torch.zeros(world_size(), dtype=torch.long, device=tensor.device)
+    counts[rank()] = len(tensor)
+    return all_sum(counts).tolist()
+
+
 def all_gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all ranks, `[n_r, ...] -> [sum of n_r, ...]`, in rank order; the n_r may differ, and be 0."""
     if world_size() == 1:
         return tensor.detach().clone()
-    counts = torch.zeros(world_size(), dtype=torch.long, device=tensor.device)
-    counts[rank()] = len(tensor)
-    sizes = all_sum(counts).tolist()
+    sizes = _row_counts(tensor)
     if max(sizes) == 0:
         return tensor.detach().clone()
     # Padded, since a gather moves equal shapes; as bytes, since not every backend gathers every dtype.

@@ -87,6 +87,13 @@ class Engine(Generic[M]):
         """The module's forward, through the engine: what comes out may go into `backward`."""
         return self._ds(*args, **kwargs)
 
+    def train(self, mode: bool = True) -> None:
+        """The module's mode, as `nn.Module.train` sets it."""
+        self.module.train(mode)
+
+    def eval(self) -> None:
+        self.train(False)
+
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of one micro-batch; as many calls as you like before one `step`, the same on every rank.
 

@@ -13,14 +13,14 @@ from ippo_cli.types import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Prompt and response of each row without the padding between them: packed, or right-padded to the longest row.
+    """Prompt and response of each row without the padding between them: packed, or right-padded to the longest.
 
-    Nothing real stands behind padding, so causal attention needs no mask. ``state[:, t]`` is the place, among all
-    tokens read, whose output speaks about response token ``t``: the last one *before* it. This is the one place where
-    that shift is made.
+    A row is one sequence, and each of its detached turns is one more. Nothing real stands behind padding, so causal
+    attention needs no mask. ``state[:, t]`` is the place, among all tokens read, whose output speaks about response
+    token ``t``: the last one *before* it. This is the one place where that shift is made.
     """
 
-    input_ids: Tensor  # [b, L] int64; [1, N] when packed
+    input_ids: Tensor  # [s, L] int64; [1, N] when packed
     state: Tensor  # [b, R + 1] int64, into input_ids.flatten(): entry t is the state before token t, R that after all
     response_ids: Tensor  # [b, R] int64
     response_mask: Tensor  # [b, R] bool
@@ -28,30 +28,101 @@ class Sequences:
     packing: Packing | None
 
 
-def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool = True) -> Sequences:
-    """The given rows as a model reads them; `R` is trimmed to their longest response.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What is read as one sequence each: every row from its prompt on, then every detached turn from its own."""
 
-    Without `final` the last action token is not read: no state but the one after it needs it.
+    row: Tensor  # [s] among the rows that are read
+    prompt_ids: Tensor  # [s, P] int64, left-padded
+    prompt_mask: Tensor  # [s, P] bool
+    begin: Tensor  # [s] the first response column
+    end: Tensor  # [s] one past the last
+    of: Tensor  # [b, R + 1] the part in which the state before a column is read
+
+
+def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool = True) -> Sequences:
+    """The given rows as a model reads them; `R` is trimmed to the columns they use.
+
+    `final` asks for the state after all `length` columns. Without it nothing is read from the last action token on: no
+    state but those after it needs it.
     """
-    prompt_mask = rollout.prompt_mask[rows]
-    lengths = rollout.lengths[rows]
+    lengths = rollout.length[rows]
     width = max(int(lengths.max()), 1)
     response_ids, response_mask = rollout.response_ids[rows, :width], rollout.response_mask[rows, :width]
-    columns = torch.arange(width, device=rows.device)
-    real = torch.cat([prompt_mask, columns < (lengths if final else lengths - 1)[:, None]], dim=1)
-    ids = torch.cat([rollout.prompt_ids[rows], response_ids], dim=1)
+    parts = _parts(rollout, rows, width, final=final)
+    columns = torch.arange(width + 1, device=rows.device)
+    inside = (columns[:-1] >= parts.begin[:, None]) & (columns[:-1] < parts.end[:, None])
+    end = (columns[1:] * (response_mask[parts.row] & inside)).amax(dim=1) - 1  # its last action token
+    if final:
+        last = parts.of[:, -1]
+        end = end.index_copy(0, last, parts.end[last])
+    real = torch.cat([parts.prompt_mask, inside & (columns[:-1] < end[:, None])], dim=1)
+    ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
     counts = real.sum(dim=1)
     arranged = _packed if packed else _padded
     input_ids, starts, packing = arranged(ids, real, counts)
-    state = prompt_mask.sum(dim=1, keepdim=True) - 1 + torch.arange(width + 1, device=rows.device)
+    offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # of the state before column 0, were it in the part
     return Sequences(
         input_ids=input_ids,
-        state=starts[:, None] + torch.minimum(state, counts[:, None] - 1),
+        state=starts[parts.of] + torch.minimum(offset[parts.of] + columns, counts[parts.of] - 1),
         response_ids=response_ids,
         response_mask=response_mask,
         lengths=lengths,
         packing=packing,
     )
+
+
+def _parts(rollout: Rollout, rows: Tensor, width: int, *, final: bool) -> _Parts:
+    count, device = len(rows), rows.device
+    prompt_ids, prompt_mask, ends = rollout.prompt_ids[rows], rollout.prompt_mask[rows], rollout.length[rows].tolist()
+    row, begin, prompts = list(range(count)), [0] * count, []
+    of = torch.arange(count)[:, None].repeat(1, width + 1)
+    for place, number in enumerate(rows.tolist()):
+        before, length = place, ends[place]
+        for turn in rollout.detached[number]:
+            if turn.column == length and not final:
+                continue  # what would have been read next: no token follows it
+            part = len(row)
+            row.append(place)
+            begin.append(turn.column)
+            ends[before] = turn.column
+            ends.append(length)
+            prompts.append(turn.prompt)
+            of[place, turn.column :] = part
+            before = part
+    if prompts:
+        wide = max(prompt_ids.shape[1], *map(len, prompts))
+        own_ids = torch.tensor([[0] * (wide - len(prompt)) + prompt for prompt in prompts], device=device)
+        own_mask = torch.arange(wide) >= torch.tensor([wide - len(prompt) for prompt in prompts])[:, None]
+        padding = (wide - prompt_ids.shape[1], 0)
+        prompt_ids = torch.cat([torch.nn.functional.pad(prompt_ids, padding), own_ids])
+        prompt_mask = torch.cat([torch.nn.functional.pad(prompt_mask, padding), own_mask.to(device)])
+    return _Parts(
+        row=torch.tensor(row, device=device),
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        begin=torch.tensor(begin, device=device),
+        end=torch.tensor(ends, device=device),
+        of=of.to(device),
+    )
+
+
+def row_tokens(rollout: Rollout, *, packed: bool) -> Tensor:
+    """Tokens of each row, `[B]`, all of its sequences together: what `token_budget_batches` counts.
+
+    Where rows are padded and some have several sequences, every sequence counts as long as the longest of all rows.
+    """
+    tokens = rollout.prompt_mask.sum(dim=1) + rollout.length
+    if not any(rollout.detached):
+        return tokens
+    sizes: list[list[int]] = []
+    prompts, lengths = rollout.prompt_mask.sum(dim=1).tolist(), rollout.length.tolist()
+    for prompt, length, turns in zip(prompts, lengths, rollout.detached, strict=True):
+        read = [prompt, *(len(turn.prompt) for turn in turns)]
+        bounds = [0, *(turn.column for turn in turns), length]
+        sizes.append([size + bounds[n + 1] - bounds[n] for n, size in enumerate(read)])
+    longest = max(max(own) for own in sizes)
+    return tokens.new_tensor([sum(own) if packed else len(own) * longest for own in sizes])
 
 
 def _packed(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Packing]:

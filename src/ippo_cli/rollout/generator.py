@@ -187,4 +187,3 @@ def context_limit(model_config: object, config: RolloutConfig) -> int:
     """Tokens that a prompt and its completion may have together."""
     made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
     return min(made_for, config.context_limit or made_for)
-

@@ -30,6 +30,7 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
         response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
         response_mask=(turn >= 0).to(device),
         turn=turn.to(device),
+        length=columns.lengths.to(device),
         logprobs=logprobs,
         behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device)
         if filtered

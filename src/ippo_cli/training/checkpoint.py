@@ -156,8 +156,8 @@ class Checkpoints:
         refuse_other_world_size(found, distributed.world_size())
         for name, agent in state.agents.items():
             for learner in agent.learners:
-                learner.engine.load(found / name / f"engine_{learner.role}")
-                learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.role]
+                learner.engine.load(found / name / f"engine_{learner.stage}")
+                learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.progress = Progress(**stored["progress"])
@@ -183,8 +183,10 @@ class Checkpoints:
         for name, agent in state.agents.items():
             for learner in agent.learners:
                 with noting(failures):
-                    written += learner.engine.save(temporary / name / f"engine_{learner.role}")
-            written += save_for_loading(agent, temporary / name, failures)
+                    written += learner.engine.save(temporary / name / f"engine_{learner.stage}")
+            weights = agent.state_dicts()
+            with noting(failures):
+                written += agent.save_pretrained(temporary / name, weights)
         with noting(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
@@ -333,24 +335,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def save_for_loading(agent: Agent, folder: Path, failures: list[str]) -> list[Path]:
-    """`actor/` and `critic/` as `from_pretrained` reads them, written by rank 0 from all ranks' weights; its files."""
-    weights = agent.actor.engine.full_state_dict()
-    critic_weights = agent.critic.engine.full_state_dict() if agent.critic is not None else None
-    if weights is None:
-        return []
-    policy = agent.actor.engine.module
-    with noting(failures):
-        policy.lm.save_pretrained(folder / "actor", state_dict=below("lm.", weights))
-        agent.tokenizer.save_pretrained(folder / "actor")
-        if agent.critic is not None:
-            agent.critic.engine.module.save_pretrained(folder / "critic", state_dict=critic_weights)
-            agent.tokenizer.save_pretrained(folder / "critic")
-        elif policy.value_head is not None:
-            policy.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
-    return [file for part in ("actor", "critic") for file in (folder / part).rglob("*") if file.is_file()]
-
-
 @contextmanager
 def noting(failures: list[str]) -> Iterator[None]:
     """Keep what went wrong while saving, and go on: torch, safetensors and tokenizers each have errors of their own
@@ -362,11 +346,6 @@ def noting(failures: list[str]) -> Iterator[None]:
             str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
         )
         failures.append(storage_failure(error) or words)
-
-
-def below(prefix: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a submodule under its own names."""
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def rng_state() -> dict[str, Any]:
@@ -418,7 +397,7 @@ def _stored(state: State) -> dict[str, Any]:
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "skipped_in_a_row": {
-            name: {learner.role: learner.skipped_in_a_row for learner in agent.learners}
+            name: {learner.stage: learner.skipped_in_a_row for learner in agent.learners}
             for name, agent in state.agents.items()
         },
         "run": {

@@ -6,14 +6,15 @@ import math
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean
-from ippo_cli.types import Rollout, Scores, Targets
+from ippo_cli.types import Experience, Rollout, Scores, Targets
 
 # `<agent>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
 METRICS: dict[str, str] = {
@@ -92,6 +93,46 @@ _PATTERNS = [
 def is_documented(key: str) -> bool:
     """Whether a metric's name is one of the table's."""
     return any(pattern.match(key) for pattern in _PATTERNS)
+
+
+def iteration_row(
+    iteration: int,
+    agents: Mapping[str, Agent],
+    experience: Experience,
+    targets: Mapping[str, Targets],
+    kl_coefs: Mapping[str, float | None],
+    stats: Mapping[str, Mapping[str, float]],
+) -> dict[str, float]:
+    """The row of an iteration but for its pace. `stats`: each agent's numbers of its update."""
+    row: dict[str, float] = {"iteration": iteration}
+    for name, agent in agents.items():
+        sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
+        row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name]))
+        row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
+        if name in experience.greedy:
+            row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
+        row |= prefixed(name, stats[name])
+        if rollout is not sampled:
+            row |= prefixed(name, sampler_gap(sampled, rollout))
+    return row
+
+
+def pace(
+    row: Mapping[str, float],
+    agents: Sequence[str],
+    buffer_size: int,
+    seconds: Mapping[str, float],
+    saving_seconds: float,
+) -> dict[str, float]:
+    """Times and rates of an iteration, never compared between runs. `saving_seconds`: 0 where nothing was saved."""
+    total = sum(seconds.values())
+    saving = {"checkpoint": saving_seconds} if saving_seconds else {}
+    tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
+    return prefixed("time", {**seconds, "iteration": total, **saving}) | {
+        "perf/tokens_per_second": tokens / seconds["rollout"],
+        "perf/samples_per_second": buffer_size * len(agents) / total,
+        "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
+    }
 
 
 def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef: float | None) -> dict[str, float]:

@@ -162,7 +162,6 @@ def build_trainer(
     agents = build_agents(config, weights, device)
     algorithm = Algorithm(
         config=config.algorithm,
-        response_budget=config.rollout.max_new_tokens,
         num_generations=config.rollout.num_generations,
         seed=config.seed,
     )

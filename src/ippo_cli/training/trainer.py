@@ -17,6 +17,7 @@ from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequeste
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
@@ -30,21 +31,14 @@ from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
 from ippo_cli.training.folder import from_here
-from ippo_cli.training.metrics import (
-    greedy_metrics,
-    peak_memory_mib,
-    prefixed,
-    rollout_metrics,
-    sampler_gap,
-    target_metrics,
-)
+from ippo_cli.training.metrics import iteration_row, pace, prefixed
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
-from ippo_cli.training.update import StepContext, update
-from ippo_cli.types import Batch, Episode, Rollout, Scores
+from ippo_cli.training.update import update
+from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores, StepContext
 
 
 @dataclass
@@ -106,8 +100,9 @@ class Trainer:
         while (iteration := self.state.progress.iteration) < self.plan.num_iterations:
             asked = self.config.tracker.profile and iteration == warm
             with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
-                samples = self._walk(iteration)
-            self._show_samples(f"train_{iteration + 1:08d}", samples)
+                experience = self.step()
+            self._show_training_samples(experience)
+            del experience  # its tensors need not lie beside those of an evaluation
             self._finish_iteration()
 
     def _reached(self) -> None:
@@ -136,14 +131,38 @@ class Trainer:
             for learner in agent.learners:
                 learner.engine.destroy()
 
-    def _walk(self, iteration: int) -> list[dict[str, Any]]:
-        """One pass of the corridor, up to the row of metrics that it leaves; returns samples, if any are due."""
-        agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
-        context = StepContext(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
+    def step(self) -> Experience:
+        """One iteration of training, the next of `state.progress`, and what it learnt from.
+
+        Its metrics are `state.progress.row` afterwards; nothing is evaluated, logged or saved.
+        """
+        state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
+        agents, algorithm = state.agents, state.algorithm
+        context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
+        experience, moments = self.experience(iteration, clock)
+        with clock("targets"):
+            targets, kl_coef = algorithm.targets(agents, experience)
+        self.point.weights_moved = True
+        with clock("update"):
+            stats = {
+                name: update(agent, experience.rollouts[name], targets[name], context) for name, agent in agents.items()
+            }
+        coefs = algorithm.kl_coefs(agents)
+        row = iteration_row(iteration + 1, agents, experience, targets, coefs, stats)
+        row |= pace(row, list(agents), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        self.saving_seconds = 0.0
+        algorithm.kl_coef, state.moments = kl_coef, moments
+        state.progress.iteration, state.progress.row = iteration + 1, row
+        self._reached()
+        return experience
+
+    def experience(self, iteration: int, clock: Stopwatch) -> tuple[Experience, dict[str, ScoreMoments]]:
+        """What the agents do in an iteration and what it is worth, and the moments of scores with it taken in."""
+        agents, config = self.state.agents, self.config
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         greedy_episodes: list[Episode] = []
-        if algorithm.needs_greedy:
+        if self.state.algorithm.needs_greedy:
             with clock("rollout"):
                 greedy_episodes = self._collect(batch, Draws(seed=config.seed, purpose="", greedy=True))
         with streaming_reward(self.reward, list(agents), config.reward.reward_batch_rows) as streaming:
@@ -163,35 +182,24 @@ class Trainer:
                     device=self.device,
                     streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
-            scores, self.state.moments = scored.scores, scored.moments
             self._warn_of_failed_rows(scored.failure)
-        greedy = self._scored_greedy(greedy_episodes, clock) if algorithm.needs_greedy else {}
+        greedy = self._scored_greedy(greedy_episodes, clock) if self.state.algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
                 rollouts = {name: agents[name].rescored(sampled[name]) for name in agents}
-        coefs = algorithm.kl_coefs(agents)
-        with clock("targets"):
-            targets = algorithm.targets(agents, batch, rollouts, scores, greedy)
-        self.point.weights_moved = True
-        with clock("update"):
-            stats = {name: update(agents[name], rollouts[name], targets[name], algorithm, context) for name in agents}
-        row: dict[str, float] = {"iteration": iteration + 1}
-        for name in agents:
-            row |= prefixed(name, rollout_metrics(rollouts[name], scores[name], targets[name], coefs[name]))
-            row |= prefixed(name, target_metrics(rollouts[name], targets[name], has_values=agents[name].has_values))
-            row |= prefixed(name, greedy_metrics(*greedy[name]) if algorithm.needs_greedy else {})
-            row |= prefixed(name, stats[name])
-            if config.rollout.recompute_logprobs:
-                row |= prefixed(name, sampler_gap(sampled[name], rollouts[name]))
-        row |= self._pace(clock, row)
-        self.state.progress.iteration, self.state.progress.row = iteration + 1, row
-        self._reached()
-        every = config.tracker.samples_every
-        if every == 0 or (iteration + 1) % every != 0:
-            return []
-        own = {name: scores[name].raw for name in scores}
-        return sample_rows("train", episodes, own, config.tracker.samples)
+        experience = Experience(
+            batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
+        )
+        return experience, scored.moments
+
+    def _show_training_samples(self, experience: Experience) -> None:
+        iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
+        samples = []
+        if every > 0 and iteration % every == 0:
+            raw = {name: scores.raw for name, scores in experience.scores.items()}
+            samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
+        self._show_samples(f"train_{iteration:08d}", samples)
 
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
         with distributed.failing_together():
@@ -278,17 +286,3 @@ class Trainer:
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
         self.console.evaluation(iteration, found.metrics, primary_metric)
         return self.run.evaluated(iteration, primary_metric, found.metrics)
-
-    def _pace(self, clock: Stopwatch, row: Mapping[str, float]) -> dict[str, float]:
-        """Times and rates of an iteration; never compared between runs."""
-        total = sum(clock.seconds.values())
-        seconds = clock.seconds | {"iteration": total}
-        if self.saving_seconds:
-            seconds["checkpoint"], self.saving_seconds = self.saving_seconds, 0.0
-        size, agents = self.config.rollout.buffer_size, self.state.agents
-        tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * size
-        return prefixed("time", seconds) | {
-            "perf/tokens_per_second": tokens / clock.seconds["rollout"],
-            "perf/samples_per_second": size * len(agents) / total,
-            "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
-        }

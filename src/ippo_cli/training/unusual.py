@@ -166,7 +166,10 @@ def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
 def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
     skipped = _agents(
         config,
-        lambda name: any(rows[-1].get(f"{name}/{role}/skipped_steps", 0) > 0 for role in ("policy", "value", "joint")),
+        lambda name: any(
+            key.startswith(f"{name}/") and key.endswith("/skipped_steps") and value > 0
+            for key, value in rows[-1].items()
+        ),
     )
     if not skipped:
         return None

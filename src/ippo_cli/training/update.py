@@ -11,29 +11,15 @@ from torch.profiler import record_function
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner
-from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
-from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
-from ippo_cli.config.schema import TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
-from ippo_cli.models.critic import split_values
-from ippo_cli.models.layout import build_sequences
-from ippo_cli.tasks.schedule import share
-from ippo_cli.types import Minibatch, Rollout, Targets, take
+from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, take
 
 MAX_SKIPPED_IN_A_ROW = 5
 
 UpdateStats = dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepContext:
-    """Where in the run an update stands: seeds the mini-batches and sets schedules."""
-
-    seed: int
-    iteration: int  # counted from 0
-    num_iterations: int
 
 
 @dataclass
@@ -62,15 +48,15 @@ class _Tally:
         return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 
 
-def update(agent: Agent, rollout: Rollout, targets: Targets, algorithm: Algorithm, context: StepContext) -> UpdateStats:
+def update(agent: Agent, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
     """One iteration's training of one agent. Returns its metrics, named `<stage>/<name>`, the same on every rank."""
     stats: UpdateStats = {}
     for learner in agent.learners:
         factor = learner.set_learning_rate(context.iteration, context.num_iterations)
-        stats[f"{learner.role}/learning_rate"] = factor * learner.optimizer.learning_rate
-        if learner.role != "policy" or context.iteration >= algorithm.config.critic_warmup:
-            with record_function(f"ippo/update/{agent.name} {learner.role}"):
-                stats |= _train(agent, learner, rollout, targets, algorithm, context)
+        stats[f"{learner.stage}/learning_rate"] = factor * learner.optimizer.learning_rate
+        if learner.objective.trains(context):
+            with record_function(f"ippo/update/{agent.name} {learner.stage}"):
+                stats |= _train(agent.name, learner, rollout, targets, context)
     if agent.has_values:
         stats["value/explained_variance"] = explained_variance(targets)
     return stats
@@ -83,21 +69,20 @@ def explained_variance(targets: Targets) -> float:
     return float(1.0 - residual / total) if float(total) > 0.0 else 0.0
 
 
-def _train(
-    agent: Agent, learner: Learner, rollout: Rollout, targets: Targets, algorithm: Algorithm, context: StepContext
-) -> UpdateStats:
-    learner.engine.module.train()
+def _train(agent: str, learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
+    learner.engine.train()
     tally, norms, steps, skipped, tokens, first_epoch_tokens = _Tally(), 0.0, 0, 0, 0, 0
-    target_kl = algorithm.config.target_kl if learner.role != "value" else None
+    target_kl = learner.objective.target_kl
     for epoch in range(learner.ppo_epochs):
         stopped = False
-        for number, batch in enumerate(_minibatches(learner, rollout, targets, context, epoch)):
+        epoch_batches = minibatches(rollout, targets, context, mini_batch_size=learner.mini_batch_size, epoch=epoch)
+        for number, batch in enumerate(epoch_batches):
             before = tally.step_sum("policy/approx_kl").clone()
-            result = _step(agent, learner, batch, algorithm, context, tally, (epoch == 0, epoch == 0 and number == 0))
+            result = _step(learner, batch, context, tally, (epoch == 0, epoch == 0 and number == 0))
             steps, skipped, tokens = steps + 1, skipped + (not result.applied), tokens + batch.num_tokens
             first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
             norms += result.grad_norm if result.applied else 0.0
-            _stop_if_not_finite(agent.name, learner, result)
+            _stop_if_not_finite(agent, learner, result)
             if target_kl is not None:
                 kl = distributed.all_sum(tally.step_sum("policy/approx_kl") - before)
                 stopped = float(kl) / max(batch.num_tokens, 1) > target_kl
@@ -105,22 +90,16 @@ def _train(
                 break
         if stopped:
             break
-    learner.engine.module.eval()
+    learner.engine.eval()
     own = {"grad_norm": norms / max(steps - skipped, 1), "steps": float(steps), "skipped_steps": float(skipped)}
     if target_kl is not None:
         own["stopped_early"] = float(stopped)
-    stats = {f"{learner.role}/{name}": value for name, value in own.items()}
+    stats = {f"{learner.stage}/{name}": value for name, value in own.items()}
     return stats | _reduced(tally, tokens, first_epoch_tokens)
 
 
 def _step(
-    agent: Agent,
-    learner: Learner,
-    batch: Minibatch,
-    algorithm: Algorithm,
-    context: StepContext,
-    tally: _Tally,
-    first: tuple[bool, bool],
+    learner: Learner, batch: Minibatch, context: StepContext, tally: _Tally, first: tuple[bool, bool]
 ) -> StepResult:
     """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
     groups = learner.batches(batch.rollout, learner.micro_batch_tokens)
@@ -129,51 +108,27 @@ def _step(
         micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
         if number >= len(groups):
             micro = micro.ignored()
-        losses = _losses(agent, learner, micro, algorithm, context)
+        losses = learner.losses(micro, context)
         for prefix, loss in losses.items():
             tally.add(prefix, loss, first_epoch=first[0], first_step=first[1])
         learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
     return learner.engine.step()
 
 
-def _losses(
-    agent: Agent, learner: Learner, micro: Minibatch, algorithm: Algorithm, context: StepContext
-) -> dict[str, Loss]:
-    rows = torch.arange(len(micro.rollout.texts), device=micro.rollout.response_ids.device)
-    config, budget = algorithm.config, algorithm.response_budget
-    final = config.turn_value is TurnValue.after  # only then is the value after the response trained
-    sequences = build_sequences(micro.rollout, rows, packed=learner.packs, final=final)
-    if learner.role == "value":
-        new_values, new_final_values = split_values(learner.engine(sequences), sequences)
-        return {"value": value_objective(new_values, new_final_values, micro, config, budget)}
-    output = learner.engine(
-        sequences,
-        temperature=agent.temperature,
-        chunk_tokens=agent.chunk_tokens,
-        with_entropy=True,
-        reference=agent.reference if algorithm.full_kl_in_loss else None,
-    )
-    losses: dict[str, Loss] = {"policy": policy_objective(output, micro, config, budget)}
-    if learner.role == "joint":
-        losses["value"] = value_objective(output.values, output.final_values, micro, config, budget)
-        if context.iteration < config.critic_warmup:  # the policy's term stays in the graph and moves nothing
-            policy = losses["policy"]
-            losses["policy"] = Loss(total=0.0 * policy.total, sums=policy.sums, maxima=policy.maxima)
-    return losses
-
-
-def _minibatches(
-    learner: Learner, rollout: Rollout, targets: Targets, context: StepContext, epoch: int
+def minibatches(
+    rollout: Rollout, targets: Targets, context: StepContext, *, mini_batch_size: int, epoch: int
 ) -> Iterator[Minibatch]:
-    """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer."""
+    """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
+
+    Ranks may hold different numbers of rows, but each at least one.
+    """
     device = rollout.response_ids.device
-    local = torch.tensor(len(rollout.texts), device=device)
-    total = int(distributed.all_sum(local))
-    mine = share(total, distributed.rank(), distributed.world_size())
+    counted = distributed.all_gather_rows(targets.sample_counts).cpu()
+    mine, total = distributed.own_rows(targets.sample_counts), len(counted)
     generator = torch.Generator().manual_seed((context.seed * 1_000_003 + context.iteration) * 101 + epoch)
     # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
-    drawn = torch.repeat_interleave(torch.arange(total), distributed.all_gather_rows(targets.sample_counts).cpu())
-    order = drawn[torch.randperm(total, generator=generator)].split(learner.mini_batch_size)
+    drawn = torch.repeat_interleave(torch.arange(total), counted)
+    order = drawn[torch.randperm(total, generator=generator)].split(mini_batch_size)
     rows = [part[(part >= mine.start) & (part < mine.stop)] - mine.start for part in order]
     tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
     sequences = torch.stack([targets.loss_mask[part.to(device)].any(dim=1).sum() for part in rows])
@@ -197,7 +152,7 @@ def _stop_if_not_finite(agent: str, learner: Learner, result: StepResult) -> Non
     learner.skipped_in_a_row = 0 if result.applied else learner.skipped_in_a_row + 1
     if learner.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
-            f"{agent}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.role} had NaN or infinite "
+            f"{agent}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.stage} had NaN or infinite "
             f"gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
         )
 

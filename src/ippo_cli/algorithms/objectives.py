@@ -1,0 +1,146 @@
+"""What a learner minimises: an engine's forward over a micro-batch becomes named losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
+from ippo_cli.config.schema import AlgorithmConfig, TurnValue
+from ippo_cli.engine.zero import Engine
+from ippo_cli.models.actor import Policy, PolicyOutput
+from ippo_cli.models.critic import split_values
+from ippo_cli.models.layout import Sequences
+from ippo_cli.types import Minibatch, StepContext
+
+
+class Objective(Protocol):
+    """What one engine is trained for."""
+
+    stage: ClassVar[str]  # names the learner's metrics, its checkpoint's folder and its errors
+
+    @property
+    def target_kl(self) -> float | None:
+        """The divergence from the sampling policy at which an update ends early; None where it never does."""
+        ...
+
+    @property
+    def reads_final(self) -> bool:
+        """Whether a loss looks at the state after the last token."""
+        ...
+
+    def trains(self, context: StepContext) -> bool:
+        """Whether anything is trained in this iteration."""
+        ...
+
+    def losses(
+        self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
+    ) -> dict[str, Loss]:
+        """The losses of one micro-batch, read as `sequences`, by the stage that their metrics are named after."""
+        ...
+
+
+@runtime_checkable
+class ValueFunction(Protocol):
+    """An objective whose engine answers with values."""
+
+    def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Values of the states before action tokens `[b, R]` (0 elsewhere) and after all `[b]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyObjective:
+    """The policy's loss, entropy bonus and KL term."""
+
+    stage: ClassVar[str] = "policy"
+    config: AlgorithmConfig
+    response_budget: int  # rollout.max_new_tokens: the constant of loss_aggregation=seq-mean-token-sum-norm
+    temperature: float
+    chunk_tokens: int
+    reference: Policy | None  # where the loss has the exact divergence from it; None elsewhere
+
+    @property
+    def target_kl(self) -> float | None:
+        return self.config.target_kl
+
+    @property
+    def reads_final(self) -> bool:
+        return False
+
+    def trains(self, context: StepContext) -> bool:
+        return context.iteration >= self.config.critic_warmup
+
+    def losses(
+        self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
+    ) -> dict[str, Loss]:
+        return {"policy": policy_objective(self._forward(engine, sequences), batch, self.config, self.response_budget)}
+
+    def _forward(self, engine: Engine[Any], sequences: Sequences) -> PolicyOutput:
+        return engine(
+            sequences,
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy=True,
+            reference=self.reference,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueObjective:
+    """A separate critic's loss."""
+
+    stage: ClassVar[str] = "value"
+    config: AlgorithmConfig
+    response_budget: int
+
+    @property
+    def target_kl(self) -> float | None:
+        return None
+
+    @property
+    def reads_final(self) -> bool:
+        return self.config.turn_value is TurnValue.after
+
+    def trains(self, context: StepContext) -> bool:
+        return True
+
+    def losses(
+        self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
+    ) -> dict[str, Loss]:
+        return {"value": value_objective(*self.values(engine, sequences), batch, self.config, self.response_budget)}
+
+    def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
+        return split_values(engine(sequences), sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointObjective(PolicyObjective):
+    """The policy's loss and that of the value head it carries, from one forward."""
+
+    stage: ClassVar[str] = "joint"
+
+    @property
+    def reads_final(self) -> bool:
+        return self.config.turn_value is TurnValue.after
+
+    def trains(self, context: StepContext) -> bool:
+        return True
+
+    def losses(
+        self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
+    ) -> dict[str, Loss]:
+        output = self._forward(engine, sequences)
+        assert output.values is not None
+        assert output.final_values is not None
+        policy = policy_objective(output, batch, self.config, self.response_budget)
+        if context.iteration < self.config.critic_warmup:  # the policy's term stays in the graph and moves nothing
+            policy = replace(policy, total=0.0 * policy.total)
+        value = value_objective(output.values, output.final_values, batch, self.config, self.response_budget)
+        return {"policy": policy, "value": value}
+
+    def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
+        output = engine(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens)
+        return output.values, output.final_values

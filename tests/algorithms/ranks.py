@@ -1,0 +1,97 @@
+"""One rank of test_ranks.py, which holds other rows than its even share: what it finds is looked at there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from ippo_cli.algorithms.targets import sample_counts
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Advantage
+from ippo_cli.engine import distributed
+from ippo_cli.training.update import minibatches
+from ippo_cli.types import Rollout, StepContext, Targets
+
+SCORES = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0, 7.0, 3.0, -4.0])
+COUNTS = torch.tensor([1, 2, 0, 1, 1, 3, 0, 0])
+HELD = [slice(0, 6), slice(6, 8)]  # by rank
+MASK = torch.ones(8, 1).bool()
+
+
+def group_advantages(rows: slice) -> list[float]:
+    """Each response against the other three to its prompt: the second group lies on both ranks."""
+    scores = SCORES[rows, None]
+    inputs = AdvantageInputs(
+        rewards=scores,
+        values=torch.zeros_like(scores),
+        mask=MASK[rows],
+        turn=torch.zeros_like(scores).long(),
+        by_turn=False,
+        group=torch.arange(8)[rows] // 4,
+        baseline=torch.zeros(len(scores)),
+        valid=torch.ones(len(scores)).bool(),
+    )
+    found = ADVANTAGES[Advantage.leave_one_out](inputs, load_config(["algorithm=rloo"]).algorithm)
+    return found.advantages[:, 0].tolist()
+
+
+def counts(rows: slice) -> list[int]:
+    settings = load_config(["algorithm=pf_ppo"]).algorithm.reweight
+    valid = torch.ones(8).bool()[rows]
+    return sample_counts(SCORES[rows], valid, torch.arange(8)[rows], settings, stream="some").tolist()
+
+
+def buffer(rows: slice) -> tuple[Rollout, Targets]:
+    numbers, mask = torch.zeros(8, 1)[rows], MASK[rows]
+    ids = torch.arange(8)[rows, None]
+    rollout = Rollout(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        response_ids=ids,
+        response_mask=mask,
+        turn=torch.zeros_like(ids),
+        length=torch.ones(len(ids)).long(),
+        logprobs=numbers,
+        behavior_logprobs=numbers,
+        finished=mask[:, 0],
+        texts=[str(int(row)) for row in ids],
+    )
+    targets = Targets(
+        rewards=numbers,
+        values=numbers,
+        final_values=numbers[:, 0],
+        ref_logprobs=numbers,
+        advantages=numbers,
+        returns=numbers,
+        loss_mask=mask,
+        value_mask=mask,
+        behavior_weights=mask.float(),
+        sample_counts=COUNTS[rows],
+    )
+    return rollout, targets
+
+
+def steps(rows: slice) -> list[Any]:
+    """The rows that this rank trains on, and the step's global counts, by optimizer step."""
+    context = StepContext(seed=3, iteration=1, num_iterations=2)
+    return [
+        [
+            [text for text, mask in zip(batch.rollout.texts, batch.targets.loss_mask, strict=True) if mask.any()],
+            [batch.num_tokens, batch.num_sequences, batch.num_values],
+        ]
+        for batch in minibatches(*buffer(rows), context, mini_batch_size=3, epoch=0)
+    ]
+
+
+def results(rows: slice) -> dict[str, Any]:
+    return {"advantages": group_advantages(rows), "counts": counts(rows), "steps": steps(rows)}
+
+
+if __name__ == "__main__":
+    distributed.init(device="cpu", timeout_s=60)
+    found = results(HELD[distributed.rank()])
+    distributed.shutdown()
+    print(json.dumps(found))

@@ -1,0 +1,80 @@
+"""Two ranks that hold six rows and two: together they find what one rank finds that holds all eight."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ippo_cli
+
+SOURCE = Path(ippo_cli.__file__).parents[1]
+RANKS = Path(__file__).with_name("ranks.py")
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    """What ranks.py finds in one process, for all rows."""
+    spec = importlib.util.spec_from_file_location("algorithm_ranks", RANKS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.results(slice(0, 8))
+
+
+@pytest.fixture(scope="module")
+def parts() -> list[dict[str, Any]]:
+    """What ranks.py finds on each of two ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(SOURCE),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANKS)],
+            env={**shared, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def test_a_group_that_lies_on_both_ranks_is_one_group(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+    assert [len(part["advantages"]) for part in parts] == [6, 2]
+    assert parts[0]["advantages"] + parts[1]["advantages"] == pytest.approx(whole["advantages"])
+    assert whole["advantages"][6] == pytest.approx(3 - (2 + 7 - 4) / 3)
+
+
+def test_each_rank_is_told_how_often_its_own_rows_count(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+    assert [len(part["counts"]) for part in parts] == [6, 2]
+    assert parts[0]["counts"] + parts[1]["counts"] == whole["counts"]
+    assert len(set(whole["counts"])) > 1
+
+
+def test_a_step_has_the_same_rows_wherever_they_lie(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+    assert [len(part["steps"]) for part in parts] == [len(whole["steps"])] * 2 == [3, 3]
+    for first, second, (rows, counts) in zip(*(part["steps"] for part in parts), whole["steps"], strict=True):
+        assert sorted(first[0] + second[0]) == sorted(rows)
+        assert first[1] == second[1] == counts
+    drawn = [row for rows, _ in whole["steps"] for row in rows]
+    assert sorted(drawn) == ["0", "1", "1", "3", "4", "5", "5", "5"]
