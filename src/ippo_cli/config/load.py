@@ -30,6 +30,10 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "jsonl": schema.JsonlConfig,
         "probe_letters": schema.LettersConfig,
         "probe_grid": schema.GridConfig,
+        "gymnasium": schema.GymnasiumConfig,
+        "pettingzoo": schema.PettingzooConfig,
+        "reasoning_gym": schema.ReasoningGymConfig,
+        "environment": schema.OwnEnvironmentConfig,
     },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {
@@ -42,6 +46,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "environment": schema.EnvironmentRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},
