@@ -417,7 +417,7 @@ class SteppedWorldConfig(WorldConfig):
 class GymnasiumConfig(SteppedWorldConfig):
     """A Gymnasium environment with discrete actions, read and answered as text."""
 
-    env_id: str | None  # what gymnasium.make takes, such as FrozenLake-v1, or module:Name-v0 for one's own
+    env_id: Name | None  # what gymnasium.make takes, such as FrozenLake-v1, or module:Name-v0 for one's own
     observation: ObservationForm  # short (few characters) | words (sentences, with a map where there is one) | numbers
     invalid_reward: float  # what an answer that names no action is paid; the environment is not stepped then
 
@@ -426,7 +426,7 @@ class GymnasiumConfig(SteppedWorldConfig):
 class PettingzooConfig(SteppedWorldConfig):
     """A PettingZoo environment with discrete actions, turn-based or with all agents acting at once."""
 
-    env_id: str | None  # what pettingzoo.make takes, such as classic/tictactoe_v3
+    env_id: Name | None  # what pettingzoo.make takes, such as classic/tictactoe_v3
     observation: ObservationForm  # short (few characters) | words (sentences and boards) | numbers
     invalid_reward: float  # what an answer that names no legal action is paid; the environment is not stepped then
     illegal_move: IllegalMove  # retry (as any invalid answer) | lose (handed to the game, which has a rule for it)
@@ -438,7 +438,7 @@ class PettingzooConfig(SteppedWorldConfig):
 class ReasoningGymConfig(WorldConfig):
     """Questions of a reasoning_gym dataset, scored by the dataset itself."""
 
-    dataset: str | None  # its name in reasoning_gym, such as chain_sum
+    dataset: Name | None  # its name in reasoning_gym, such as chain_sum
     dataset_args: dict[str, Any]  # its settings, such as {min_terms: 2, max_terms: 3}
     num_turns: PositiveInt  # answers that may be given to a question; a wrong one is told its score
     answer_tag: str | None  # the answer is what stands in the last <tag>...</tag>; null = the whole text
@@ -448,7 +448,7 @@ class ReasoningGymConfig(WorldConfig):
 class OwnEnvironmentConfig(SteppedWorldConfig):
     """An environment of one's own: an object with Gymnasium's reset, step and close, in texts."""
 
-    environment: str | None  # path/to/file.py:function or module:function that returns it, given environment_args
+    environment: Name | None  # path/to/file.py:function or module:function that returns it, given environment_args
 
 
 @dataclass
