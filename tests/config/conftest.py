@@ -19,6 +19,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "actor=full": ("actor.model=some/model",),
     "reward=function": ("reward.function=reward.py:score",),
     "reward=grid": ("task=probe_grid",),
+    "reward=environment": ("task=gymnasium", "task.env_id=FrozenLake-v1"),
+    "task=gymnasium": ("task.env_id=FrozenLake-v1",),
+    "task=pettingzoo": ("task.env_id=classic/tictactoe_v3",),
+    "task=reasoning_gym": ("task.dataset=chain_sum",),
+    "task=environment": ("task.environment=my_env.py:make",),
     "critic=none": ("algorithm=reinforce_plus_plus",),
 }
 
@@ -26,7 +31,12 @@ NEEDS: dict[str, tuple[str, ...]] = {
 @cache
 def composed(choices: tuple[str, ...]) -> dict[str, Any]:
     chosen = {choice.split("=")[0] for choice in choices}
-    needed = [text for choice in choices for text in NEEDS.get(choice, ()) if text.split("=")[0] not in chosen]
+    needed = [
+        text
+        for choice in choices
+        if not any(text.split("=")[0] in chosen for text in NEEDS.get(choice, ()))
+        for text in NEEDS.get(choice, ())
+    ]
     return resolve(compose_node([*choices, *needed]))
 
 

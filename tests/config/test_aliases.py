@@ -20,7 +20,13 @@ CASES = [(project, theirs, target) for project, names in TABLES.items() for thei
 @pytest.fixture(scope="module")
 def keys(plain: Make) -> set[str]:
     """Every dotted key that some choice of groups has."""
-    choices = [(), ("task=jsonl", "actor=full", "reward=function"), ("critic=value_head",)]
+    choices = [
+        (),
+        ("task=jsonl", "actor=full", "reward=function"),
+        ("critic=value_head",),
+        ("task=gymnasium",),
+        ("task=environment",),
+    ]
     return {name for choice in choices for name, _ in leaves(plain(choice))}
 
 

@@ -24,7 +24,17 @@ Make = Callable[..., Any]
 Line = tuple[Path, int]
 
 # Numbers for which every finite value means something.
-UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high", "entropy_coef"}
+UNBOUNDED = {
+    "team_weight",
+    "agent_weight",
+    "scale",
+    "shift",
+    "clip_low",
+    "clip_high",
+    "entropy_coef",
+    "invalid_reward",
+    "seat",
+}
 GRPO = "algorithm=grpo"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
@@ -69,6 +79,24 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"actor.num_heads": 128}, 1, "actor.num_heads=128 must divide actor.hidden_size=128"),
     ((), {"actor.hidden_size": 63, "actor.num_heads": 1}, 1, "actor.hidden_size=63 is odd"),
     ((JSONL, FUNCTION), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves actor=tiny"),
+    ((), {"task.protocol": "debate"}, 1, "task.protocol=debate is not known"),
+    ((), {"task.protocol": "debate.py"}, 1, "task.protocol=debate.py is not known"),
+    ((), {"task.protocol": "sequential", "task.num_turns": 2}, 1, "task.num_turns=2 is more than the one turn"),
+    ((), {"task.agents.low.turn_template": "go on"}, 1, "task.agents.low.turn_template='go on' is told from a second"),
+    ((), {"rollout.history": "turns"}, 1, "rollout.history=turns would do nothing"),
+    ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
+    (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
+    (("task=gymnasium",), {"task.env_id": None}, 1, "task.env_id=null names no environment"),
+    (("task=reasoning_gym",), {"task.dataset": None}, 1, "task.dataset=null names no environment"),
+    (("task=gymnasium", "reward=exact_match"), {}, 1, "reward.kind=exact_match judges answers to examples"),
+    (("task=gymnasium",), {"actor.alphabet": "auto"}, 1, "task.agents.player.answer=null leaves actor=tiny"),
+    (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment is what a world pays"),
+    (
+        ("algorithm=turn_ppo",),
+        {"algorithm.turn_value": "after", "task.num_turns": 3},
+        1,
+        "algorithm.turn_value=after is one value for a whole response, and",
+    ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
     ((), {"rollout.num_generations": 3}, 1, "rollout.num_generations=3 does not divide rollout.buffer_size=512"),
     ((), {"rollout.buffer_size": 2}, 3, "rollout.buffer_size=2 leaves some of the 3 processes"),
@@ -329,6 +357,25 @@ def test_every_list_of_choices_is_checked_where_it_stands(config: Make) -> None:
 )
 def test_a_range_is_documented_in_words(interval: Range, said: str) -> None:
     assert str(interval) == said
+
+
+@pytest.mark.parametrize(
+    ("protocol", "turns"),
+    [("parallel", 1), ("parallel", 3), ("sequential", 1), ("dialogue", 1), ("dialogue", 4), ("my/own.py:Debate", 2)],
+)
+def test_protocols_and_the_turns_that_they_take(protocol: str, turns: int, config: Make) -> None:
+    check(config(**{"task.protocol": protocol, "task.num_turns": turns}), 1)
+
+
+def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make) -> None:
+    later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
+    check(config(**{**later, "task.protocol": "dialogue"}), 1)
+    check(config(**later), 1)
+
+
+def test_a_world_can_be_judged_by_a_function_and_every_text_be_read_without_an_answer(config: Make) -> None:
+    check(config(("task=gymnasium", FUNCTION)), 1)
+    check(config((JSONL, FUNCTION), **{"task.agents.solo.answer": None, "actor.alphabet": "printable"}), 1)
 
 
 def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:

@@ -22,6 +22,7 @@ from ippo_cli.config.schema import (
     Dtype,
     OptimizerConfig,
     SeparateCriticConfig,
+    TeamKind,
     ValueHeadCriticConfig,
 )
 from ippo_cli.engine import distributed
@@ -41,7 +42,7 @@ def build_agents(config: Config, weights: dict[str, Path | str], device: torch.d
     agents: dict[str, Agent] = {}
     for name, agent in config.task.agents.items():
         tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
-        agents[name] = _build_agent(config, name, agent, str(weights[name]), tokenizer, references, device)
+        agents[name] = BUILDERS[config.team.kind](config, name, agent, str(weights[name]), tokenizer, references, device)
     return agents
 
 
@@ -76,6 +77,10 @@ def _build_agent(
         temperature=config.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
+
+
+# What agents share decides how each is made.
+BUILDERS = {TeamKind.independent: _build_agent}
 
 
 def _actor_learner(

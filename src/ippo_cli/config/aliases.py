@@ -26,6 +26,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "critic_value_head_hidden_dim": "critic.value_head_hidden_dim",
         "value_head_hidden_dim": "critic.value_head_hidden_dim",
         "num_agents": "task.agents (named in a task file)",
+        "num_turns": "task.num_turns (with task.protocol=dialogue)",
+        "external_transition": "task.protocol=path.py:Name",
         "reward_norm_eps": "reward.norm_eps",
         "reward_func": "reward=function reward.function=path.py:function",
         "reward_processor": "reward.processor",
@@ -104,6 +106,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "kl_beta": "algorithm.kl.loss.coef",
         "kl_penalty_type": "algorithm.kl.loss.estimator",
         "max_new_tokens": "rollout.max_new_tokens",
+        "max_episode_steps": "task.max_turns",
         "global_batch_size": "algorithm.mini_batch_size",
     },
     "AgileRL": {
@@ -172,6 +175,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "max_epochs": "algorithm.ppo_epochs",
         "generate_max_len": "rollout.max_new_tokens",
         "prompt_max_len": "rollout.max_prompt_tokens",
+        "agent_func_path": "task=environment task.environment=path.py:function",
         "zero_stage": "deepspeed=zero0 .. zero3",
         "advantage_estimator": "algorithm=ppo (gae), reinforce_plus_plus, reinforce_plus_plus_baseline, rloo, grpo",
         "kl_estimator": "algorithm.kl.reward.estimator or algorithm.kl.loss.estimator",
@@ -252,7 +256,10 @@ RUNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("`use_pf_ppo=True`", "ippo-train algorithm=pf_ppo algorithm.reweight.method=pow algorithm.reweight.power=2.0"),
     ),
     "RLinf": (
-        ("the embodied `loss_type: actor_critic`", "ippo-train algorithm=actor_critic"),
+        (
+            "the embodied `loss_type: actor_critic`, in a Gymnasium environment",
+            "ippo-train algorithm=actor_critic task=gymnasium task.env_id=FrozenLake-v1",
+        ),
         (
             "the reasoning recipe: `loss_type: actor`, a critic of its own, gamma = lambda = 1",
             "ippo-train algorithm=ppo critic=separate algorithm.gae_lambda=1.0 algorithm.dual_clip=3.0",

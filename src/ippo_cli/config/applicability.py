@@ -11,6 +11,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Advantage,
     Config,
+    ConversationConfig,
     Credit,
     CriticKind,
     Objective,
@@ -171,6 +172,13 @@ def _check_rows(config: Config) -> None:
             "algorithm.turn_value=after",
             "is one value for a whole response",
             "set algorithm.credit=turn algorithm.value_unit=turn",
+        )
+    once = isinstance(config.task, ConversationConfig) and config.task.answers_once
+    if algorithm.turn_value is TurnValue.after and not once:
+        raise ConfigError(
+            "algorithm.turn_value=after",
+            "is one value for a whole response, and this task's responses may have several turns",
+            "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )
     filters = (
         rollout.top_p < 1,

@@ -16,24 +16,33 @@ from ippo_cli.config.schema import (
     AgentConfig,
     Alphabet,
     Config,
+    ConversationConfig,
+    EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
     GridConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    History,
     JsonlConfig,
     LadderConfig,
     Processor,
     RelayConfig,
     SignallingConfig,
     SortingConfig,
-    TaskKind,
     TinyActorConfig,
+    WorldConfig,
     Zero3Gather,
 )
 
 CHAT_TEMPLATES = ("auto", True, False)
-WORLDS = (TaskKind.ladder,)  # they know what may be answered
+PROTOCOLS = ("parallel", "sequential", "dialogue")
+# What names a world, with an example.
+WORLD_NAMES = {
+    "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
+    "dataset": "chain_sum",
+    "environment": "my_env.py:make",
+}
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
@@ -42,6 +51,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_constraints(config)
     _check_run(config)
     _check_agents(config, training=training)
+    _check_turns(config)
     _check_rollout(config, world_size)
     check_algorithm(config)
     _check_deepspeed(config)
@@ -201,7 +211,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                 "needs a tokenizer with a chat template, and actor=tiny's has none",
                 "use actor=full, or task.chat_template=auto",
             )
-        known = agent.answer is not None or agent.warm_start_answer is not None or config.task.kind in WORLDS
+        known = agent.answer is not None or agent.warm_start_answer is not None or isinstance(config.task, WorldConfig)
         if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
@@ -214,6 +224,47 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             f"names no weights for agent {name}",
             "set actor.model to a folder or a hub id, or use actor=tiny",
         )
+
+
+def _check_turns(config: Config) -> None:
+    task, history = config.task, config.rollout.history
+    if isinstance(task, WorldConfig):
+        _check_world(task)
+        return
+    assert isinstance(task, ConversationConfig)
+    if task.protocol not in PROTOCOLS and not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", task.protocol):
+        raise ConfigError(
+            f"task.protocol={task.protocol}",
+            "is not known",
+            f"use one of {' '.join(PROTOCOLS)}, or one of your own as path.py:Name",
+        )
+    if task.protocol == "sequential" and task.num_turns > 1:
+        raise ConfigError(
+            f"task.num_turns={task.num_turns}",
+            "is more than the one turn of each agent in task.protocol=sequential",
+            "use task.protocol=dialogue, in which agents answer each other for any number of turns",
+        )
+    if not task.answers_once:
+        return
+    for name, agent in task.agents.items():
+        if agent.turn_template is not None:
+            raise ConfigError(
+                f"task.agents.{name}.turn_template={agent.turn_template!r}",
+                f"is told from a second turn on, and task.protocol={task.protocol} task.num_turns=1 have one",
+                "set it to null, or use task.protocol=dialogue task.num_turns=2",
+            )
+    if history is not History.prefix:
+        raise ConfigError(
+            f"rollout.history={history.value}",
+            f"would do nothing: task.protocol={task.protocol} task.num_turns=1 have no later turns",
+            "use prefix",
+        )
+
+
+def _check_world(task: WorldConfig) -> None:
+    for key, example in WORLD_NAMES.items():
+        if hasattr(task, key) and getattr(task, key) is None:
+            raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
 
 
 def _check_rollout(config: Config, world_size: int) -> None:
@@ -272,6 +323,25 @@ def _check_reward(config: Config) -> None:
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
             "asks about parts of a batch, and reward.whole_batch=true rules that out",
             "set one of them to 0 or false",
+        )
+    if reward.reward_batch_rows and not (isinstance(config.task, ConversationConfig) and config.task.answers_once):
+        raise ConfigError(
+            f"reward.reward_batch_rows={reward.reward_batch_rows}",
+            "rewards rows while others are written, and rows of several turns end together",
+            "use 0, or task.protocol=parallel or sequential with task.num_turns=1",
+        )
+    world = isinstance(config.task, WorldConfig)
+    if isinstance(reward, EnvironmentRewardConfig) and not world:
+        raise ConfigError(
+            "reward.kind=environment",
+            f"is what a world pays, and task.kind={config.task.kind.value} is none",
+            "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
+        )
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | GridRewardConfig) and world:
+        raise ConfigError(
+            f"reward.kind={reward.kind.value}",
+            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
+            "use reward=environment or reward=function",
         )
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
         raise ConfigError(

@@ -20,7 +20,23 @@ OF_BOTH = (
     "task.alphabet",
     "task.length",
     "task.size",
+    "task.protocol",
+    "task.num_turns",
+    "task.num_workers",
+    "task.env_id",
+    "task.environment",
+    "task.environment_args",
+    "task.max_turns",
+    "task.observation",
+    "task.invalid_reward",
+    "task.illegal_move",
+    "task.opponent",
+    "task.seat",
+    "task.dataset",
+    "task.dataset_args",
+    "task.answer_tag",
     "task.agents.*.template",
+    "task.agents.*.turn_template",
     "task.agents.*.system",
     "task.agents.*.answer",
     "actor.dtype",
@@ -36,6 +52,7 @@ OF_BOTH = (
     "rollout.decode_batch_size",
     "rollout.max_prompt_tokens",
     "rollout.context_limit",
+    "rollout.history",
     "reward.team_weight",
     "reward.agent_weight",
     "reward.failure_budget",
@@ -64,6 +81,7 @@ def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
         general = re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key)
+        general = re.sub(r"^(task\.\w+_args)\..*", r"\1", general)  # keys of the user's choice
         if general in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"

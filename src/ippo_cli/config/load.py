@@ -33,6 +33,10 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "signalling": schema.SignallingConfig,
         "relay": schema.RelayConfig,
         "ladder": schema.LadderConfig,
+        "gymnasium": schema.GymnasiumConfig,
+        "pettingzoo": schema.PettingzooConfig,
+        "reasoning_gym": schema.ReasoningGymConfig,
+        "environment": schema.OwnEnvironmentConfig,
     },
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {
@@ -46,6 +50,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "environment": schema.EnvironmentRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},

@@ -50,6 +50,10 @@ class TaskKind(str, Enum):
     signalling = "signalling"
     relay = "relay"
     ladder = "ladder"
+    gymnasium = "gymnasium"
+    pettingzoo = "pettingzoo"
+    reasoning_gym = "reasoning_gym"
+    environment = "environment"
 
 
 class ActorKind(str, Enum):
@@ -72,12 +76,18 @@ class RolloutKind(str, Enum):
     hf = "hf"
 
 
+class History(str, Enum):
+    prefix = "prefix"
+    turns = "turns"
+
+
 class RewardKind(str, Enum):
     environment = "environment"
     exact_match = "exact_match"
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
+    environment = "environment"
 
 
 class TeamKind(str, Enum):
@@ -190,6 +200,21 @@ class NumberMatch(str, Enum):
     flexible = "flexible"
 
 
+class ObservationForm(str, Enum):
+    short = "short"
+    words = "words"
+    numbers = "numbers"
+
+
+class IllegalMove(str, Enum):
+    retry = "retry"
+    lose = "lose"
+
+
+class Opponent(str, Enum):
+    random = "random"
+
+
 class Zero3Gather(str, Enum):
     all = "all"
     layer = "layer"
@@ -245,7 +270,7 @@ class ActorConfig(OptimizerConfig):
 class TinyActorConfig(ActorConfig):
     """A small transformer with a character tokenizer, made and warm-started locally."""
 
-    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (any text: a token is a byte)
+    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (bytes: reads and writes any text)
     hidden_size: PositiveInt  # width of the transformer
     num_layers: PositiveInt  # transformer layers
     num_heads: PositiveInt  # attention heads; must divide hidden_size
@@ -297,6 +322,7 @@ class PromptConfig:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
+    turn_template: str | None = None  # what it is told from its second turn on; null = what the protocol or world says
     system: str | None = None  # system message; needs a chat template
     answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
     warm_start_answer: str | None = None  # what actor=tiny's warm start teaches, as a template; null = answer
@@ -314,13 +340,26 @@ class AgentConfig(PromptConfig):
 class TaskConfig:
     """Where examples come from, and who works on them."""
 
-    kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid | signalling | relay | ladder
+    kind: TaskKind  # chosen with task=
     agents: dict[str, AgentConfig]  # the named agents
     primary_metric: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
 
 
 @dataclass
-class SortingConfig(TaskConfig):
+class ConversationConfig(TaskConfig):
+    """Agents are told about an example, and may hear each other; a reward judges what they said."""
+
+    protocol: str  # parallel (nobody hears others) | sequential (those before) | dialogue (everybody) | path.py:Name
+    num_turns: PositiveInt  # turns of each agent
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether every agent has a single turn, in an order that is known beforehand."""
+        return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
+
+
+@dataclass
+class SortingConfig(ConversationConfig):
     """Distinct letters in random order are to be written in order, generated from the seed."""
 
     alphabet: str  # the letters that may occur
@@ -330,7 +369,7 @@ class SortingConfig(TaskConfig):
 
 
 @dataclass
-class JsonlConfig(TaskConfig):
+class JsonlConfig(ConversationConfig):
     """Rows of JSON-lines, CSV or Parquet files, or of a dataset on the hub."""
 
     train: Data  # .jsonl, .json, .csv, .tsv or .parquet file, a pattern or list of these, a folder, or a hub dataset id
@@ -344,7 +383,7 @@ class JsonlConfig(TaskConfig):
 
 
 @dataclass
-class LettersConfig(TaskConfig):
+class LettersConfig(ConversationConfig):
     """A probe: random strings of letters; one answer is right for all of them, or the last letter decides."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
@@ -354,7 +393,7 @@ class LettersConfig(TaskConfig):
 
 
 @dataclass
-class GridConfig(TaskConfig):
+class GridConfig(ConversationConfig):
     """A probe: from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
 
     size: Annotated[int, Range(2, 9)]  # cells per side, 2 to 9: cells are named as on a chess board
@@ -363,7 +402,62 @@ class GridConfig(TaskConfig):
 
 
 @dataclass
-class SignallingConfig(TaskConfig):
+class WorldConfig(TaskConfig):
+    """An environment that answers by itself and pays as it goes; its examples are seeds, drawn from the run's seed."""
+
+    train_size: PositiveInt  # number of training seeds
+    eval_size: PositiveInt  # number of held-out seeds; none of them is a training seed
+    num_workers: PositiveInt  # threads that step environments; 1 = one after another
+
+
+@dataclass
+class SteppedWorldConfig(WorldConfig):
+    """A world that is stepped until it ends."""
+
+    environment_args: dict[str, Any]  # keyword arguments for whatever makes the environment
+    max_turns: PositiveInt | None  # turns of an agent after which an episode is truncated; null = no limit but its own
+
+
+@dataclass
+class GymnasiumConfig(SteppedWorldConfig):
+    """A Gymnasium environment with discrete actions, read and answered as text."""
+
+    env_id: Name | None  # what gymnasium.make takes, such as FrozenLake-v1, or module:Name-v0 for one's own
+    observation: ObservationForm  # short (few characters) | words (sentences, with a map where there is one) | numbers
+    invalid_reward: float  # what an answer that names no action is paid; the environment is not stepped then
+
+
+@dataclass
+class PettingzooConfig(SteppedWorldConfig):
+    """A PettingZoo environment with discrete actions, turn-based or with all agents acting at once."""
+
+    env_id: Name | None  # what pettingzoo.make takes, such as classic/tictactoe_v3
+    observation: ObservationForm  # short (few characters) | words (sentences and boards) | numbers
+    invalid_reward: float  # what an answer that names no legal action is paid; the environment is not stepped then
+    illegal_move: IllegalMove  # retry (as any invalid answer) | lose (handed to the game, which has a rule for it)
+    opponent: Opponent  # who plays the seats beyond the task's agents: random (uniform over legal actions)
+    seat: int | str  # the first agent's seat, from 0; the others follow. alternate = the example's seed decides
+
+
+@dataclass
+class ReasoningGymConfig(WorldConfig):
+    """Questions of a reasoning_gym dataset, scored by the dataset itself."""
+
+    dataset: Name | None  # its name in reasoning_gym, such as chain_sum
+    dataset_args: dict[str, Any]  # its settings, such as {min_terms: 2, max_terms: 3}
+    num_turns: PositiveInt  # answers that may be given to a question; a wrong one is told its score
+    answer_tag: str | None  # the answer is what stands in the last <tag>...</tag>; null = the whole text
+
+
+@dataclass
+class OwnEnvironmentConfig(SteppedWorldConfig):
+    """An environment of one's own: an object with Gymnasium's reset, step and close, in texts."""
+
+    environment: Name | None  # path/to/file.py:function or module:function that returns it, given environment_args
+
+
+@dataclass
+class SignallingConfig(ConversationConfig):
     """One agent sees a signal, the other acts on what the first one says; what messages mean is theirs to settle."""
 
     signals: str  # the characters that may be seen, one per example, and acted on
@@ -374,7 +468,7 @@ class SignallingConfig(TaskConfig):
 
 
 @dataclass
-class RelayConfig(TaskConfig):
+class RelayConfig(ConversationConfig):
     """One agent writes the letter after the one it reads; the other writes the later of that one and its own."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
@@ -383,14 +477,12 @@ class RelayConfig(TaskConfig):
 
 
 @dataclass
-class LadderConfig(TaskConfig):
+class LadderConfig(WorldConfig):
     """An agent climbs from letter to letter by a stride that it is told once; every right turn is paid."""
 
     alphabet: str  # the rungs; the letter after the last one is the first
     strides: PositiveInt  # strides are 1 to this many letters
     num_rungs: PositiveInt  # turns of an episode
-    train_size: PositiveInt  # number of training examples
-    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
@@ -493,6 +585,7 @@ class RolloutConfig:
     decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
     max_prompt_tokens: PositiveInt  # a longer prompt is an error, told before the first rollout
     context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for
+    history: History  # what a later prompt adds to: prefix (the tokens so far) | turns (turns are rows of their own)
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 
@@ -501,7 +594,7 @@ class RolloutConfig:
 class RewardConfig:
     """How responses become scores."""
 
-    kind: RewardKind  # environment | exact_match | function | grid | gsm8k
+    kind: RewardKind  # exact_match | function | grid | gsm8k | environment
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
@@ -546,6 +639,11 @@ class Gsm8kRewardConfig(RewardConfig):
     """Whether a response's number is that of the reference answer."""
 
     match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are reported
+
+
+@dataclass
+class EnvironmentRewardConfig(RewardConfig):
+    """What a world pays as it goes."""
 
 
 @dataclass
@@ -650,6 +748,10 @@ SCHEMAS: dict[str, type[Any]] = {
     "task_signalling": SignallingConfig,
     "task_relay": RelayConfig,
     "task_ladder": LadderConfig,
+    "task_gymnasium": GymnasiumConfig,
+    "task_pettingzoo": PettingzooConfig,
+    "task_reasoning_gym": ReasoningGymConfig,
+    "task_environment": OwnEnvironmentConfig,
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,
@@ -662,6 +764,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
     "reward_gsm8k": Gsm8kRewardConfig,
+    "reward_environment": EnvironmentRewardConfig,
     "team": TeamConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,

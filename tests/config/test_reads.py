@@ -1,0 +1,214 @@
+"""Every key of the schema is read: not merely a key of its name, but that field of that class."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import ippo_cli
+from ippo_cli.config import schema
+from ippo_cli.config.load import KINDS
+
+SOURCE = Path(ippo_cli.__file__).parent
+CLASSES: dict[str, type[Any]] = {
+    name: cls for name, cls in vars(schema).items() if is_dataclass(cls) and cls.__module__ == schema.__name__
+}
+# Leaves that say whether a rule holds, and what is part of the batch arithmetic: the checks are what reads them.
+CHECKS = ("checks.py", "applicability.py", "arithmetic.py")
+READ_BY_CHECKS = {
+    "KlConfig.allow_both",
+    "AlgorithmConfig.allow_off_policy_steps",
+    "RunConfig.resume",
+    "RunConfig.num_epochs",
+}
+# Keys whose readers are still to come. A key that is read must not stand here.
+AWAITED = {
+    "RolloutConfig.kind",
+    "RolloutConfig.history",
+    "TinyActorConfig.alphabet",
+    "PromptConfig.turn_template",
+    "ConversationConfig.protocol",
+    "ConversationConfig.num_turns",
+    *(
+        f"{owner}.{name}"
+        for owner in (
+            "WorldConfig",
+            "SteppedWorldConfig",
+            "GymnasiumConfig",
+            "PettingzooConfig",
+            "ReasoningGymConfig",
+            "OwnEnvironmentConfig",
+        )
+        for name in CLASSES[owner].__annotations__
+    ),
+}
+
+
+def owners(cls: type[Any]) -> dict[str, str]:
+    """Each field with the class that it comes from."""
+    return {
+        name: base.__name__
+        for base in reversed(cls.__mro__)
+        if base.__name__ in CLASSES
+        for name in base.__annotations__
+    }
+
+
+def annotated(node: ast.expr | None) -> set[str]:
+    """Schema classes that an annotation names; those of a container's elements as well."""
+    if node is None:
+        return set()
+    words = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in ast.walk(node)}
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return annotated(ast.parse(node.value, mode="eval").body)
+    return words & CLASSES.keys()
+
+
+class Reader:
+    """Which fields of which schema classes a function reads, told by annotations and `isinstance`."""
+
+    def __init__(self, returns: dict[str, set[str]], attributes: dict[str, set[str]]) -> None:
+        self.returns, self.attributes = returns, attributes
+        self.types: dict[str, set[str]] = {}  # of an expression, by its text
+        self.reads: set[str] = set()
+
+    def kinds(self, node: ast.expr) -> set[str]:
+        found = set(self.types.get(ast.unparse(node), ()))
+        if isinstance(node, ast.Attribute):
+            holders = self.kinds(node.value)
+            for holder in holders:
+                found |= self.field(holder, node.attr)
+            return found if holders else found | self.attributes.get(node.attr, set())
+        if isinstance(node, ast.Subscript):
+            return found | self.kinds(node.value)
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("values", "items") and isinstance(node.func, ast.Attribute):
+                return found | self.kinds(node.func.value)
+            if name in ("list", "next", "iter", "sorted", "enumerate", "zip", "tuple"):
+                return found.union(*(self.kinds(part) for part in node.args))
+            return found | self.returns.get(name, set())
+        if isinstance(node, ast.BoolOp | ast.Tuple | ast.List):
+            return found.union(*(self.kinds(part) for part in getattr(node, "values", getattr(node, "elts", []))))
+        if isinstance(node, ast.IfExp):
+            return found | self.kinds(node.body) | self.kinds(node.orelse)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+            return found | self.kinds(node.elt)
+        if isinstance(node, ast.DictComp):
+            return found | self.kinds(node.value)
+        return found
+
+    def field(self, holder: str, name: str) -> set[str]:
+        """The classes of a field; it counts as read."""
+        owner = owners(CLASSES[holder]).get(name)
+        if owner is None:
+            return set()
+        self.reads.add(f"{owner}.{name}")
+        return annotated(ast.parse(CLASSES[owner].__annotations__[name], mode="eval").body)
+
+    def bind(self, target: ast.expr, found: set[str]) -> None:
+        """Names take the classes of what they are given; of several names each may be any of them."""
+        for part in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+            if found:
+                self.types.setdefault(ast.unparse(part), set()).update(found)
+
+    def visit(self, scope: ast.AST) -> None:
+        for node in ast.walk(scope):
+            if isinstance(node, ast.arg):
+                self.bind(ast.Name(node.arg), annotated(node.annotation))
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    pairs = [(target, node.value)]
+                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                        pairs = list(zip(target.elts, node.value.elts, strict=True))
+                    for one, value in pairs:
+                        self.bind(one, self.kinds(value))
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+                self.bind(node.target, annotated(getattr(node, "annotation", None)))
+                if node.value is not None:
+                    self.bind(node.target, self.kinds(node.value))
+            elif isinstance(node, ast.For | ast.comprehension):
+                self.bind(node.target, self.kinds(node.iter))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "isinstance":
+                    self.bind(node.args[0], annotated(node.args[1]))
+                elif node.func.id == "getattr" and isinstance(node.args[1], ast.Constant):
+                    for holder in self.kinds(node.args[0]):
+                        self.field(holder, str(node.args[1].value))
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                self.kinds(node)
+
+
+def scopes(tree: ast.Module) -> Iterator[ast.AST]:
+    """Functions and methods, what is nested in them included, and the rest of the module."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from node.body
+        else:
+            yield node
+
+
+def fields_read(files: Iterable[Path]) -> set[str]:
+    trees = [ast.parse(file.read_text()) for file in files]
+    returns: dict[str, set[str]] = {name: {name} for name in CLASSES}
+    attributes: dict[str, set[str]] = {}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef):
+            returns.setdefault(node.name, set()).update(annotated(node.returns))
+        elif isinstance(node, ast.ClassDef):
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                    attributes.setdefault(part.target.id, set()).update(annotated(part.annotation))
+    for _ in range(2):  # what is assigned to an object's attributes is known once its values are
+        for scope in (scope for tree in trees for scope in scopes(tree)):
+            reader = Reader(returns, attributes)
+            reader.visit(scope)
+            for text, kinds in reader.types.items():
+                if text.startswith("self.") and text.count(".") == 1:
+                    attributes.setdefault(text.removeprefix("self."), set()).update(kinds)
+    found: set[str] = set()
+    for scope in (scope for tree in trees for scope in scopes(tree)):
+        reader = Reader(returns, attributes)
+        for _ in range(2):
+            reader.visit(scope)
+        found |= reader.reads
+    return found
+
+
+def test_every_field_of_the_schema_is_read_somewhere() -> None:
+    files = [file for file in SOURCE.rglob("*.py") if file.name not in ("schema.py", "constraints.py")]
+    read = fields_read(file for file in files if file.name not in CHECKS)
+    # The composition chooses a group's class by its kind, where there are several.
+    read |= {f"{owners(next(iter(kinds.values())))['kind']}.kind" for kinds in KINDS.values() if len(kinds) > 1}
+    there = {
+        f"{name}.{leaf}"
+        for name, cls in CLASSES.items()
+        for leaf, kind in cls.__annotations__.items()
+        if kind not in CLASSES
+    }
+    unread = there - read - READ_BY_CHECKS - AWAITED
+    assert unread == set(), "these keys have no effect"
+    assert AWAITED & read == set(), "these are read by now"
+    assert read_by_checks(files) >= READ_BY_CHECKS
+
+
+def read_by_checks(files: Iterable[Path]) -> set[str]:
+    return fields_read(file for file in files if file.name in CHECKS)
+
+
+def test_a_field_is_told_from_one_of_the_same_name_in_another_class(tmp_path: Path) -> None:
+    file = tmp_path / "reading.py"
+    file.write_text(
+        "def of_a_critic(config: Config):\n"
+        "    critic = config.critic\n"
+        "    return critic.kind, critic.model if isinstance(critic, SeparateCriticConfig) else None\n"
+        "def of_agents(task: TaskConfig):\n"
+        "    return [agent.actor.seed for agent in task.agents.values()]\n"
+    )
+    found = fields_read([file])
+    assert {"Config.critic", "CriticConfig.kind", "SeparateCriticConfig.model", "AgentConfig.actor"} <= found
+    assert not found & {"ActorConfig.model", "TeamConfig.kind", "RunConfig.seed"}
