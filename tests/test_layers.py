@@ -43,6 +43,9 @@ PLACES = {
     "mlflow": ("training/run.py",),
     "datasets": ("tasks/",),
     "rich": ("training/",),
+    "gymnasium": ("tasks/worlds/",),
+    "pettingzoo": ("tasks/worlds/pettingzoo_world.py",),
+    "reasoning_gym": ("tasks/worlds/reasoning_gym_world.py",),
 }
 
 

@@ -60,16 +60,6 @@ def trimmed(carrier: C, width: int, keep: int) -> C:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptBatch:
-    """What one agent is asked: the rows of this rank, the same examples in the same order for every agent."""
-
-    ids: Tensor  # [B, P] int64, left-padded
-    mask: Tensor  # [B, P] bool
-    examples: list[Example]  # B
-    index: Tensor  # [B] int64: global sample index, unique within a run; seeds the row's sampling stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What an iteration works on: the examples of this rank's episodes, the same for every agent."""
 
@@ -119,6 +109,10 @@ class Episode:
         """One agent's turns."""
         return [turn for turn in self.turns if turn.agent == agent]
 
+    def finished(self, agent: str) -> bool:
+        """Whether an agent's part ended by itself; False means truncated."""
+        return self.terminated and agent not in self.unfinished
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
@@ -148,7 +142,8 @@ class Scores:
     score: Tensor  # [B, K] float32, by turn
     raw: Tensor  # [B, K] float32: before the processor chain; the same tensor where there is none
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
-    valid: Tensor  # [B] bool: False where the reward failed; such rows are never trained on
+    valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
+    failed: Tensor  # [B] bool: where the reward, or the episode, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

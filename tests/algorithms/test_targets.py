@@ -18,6 +18,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.formulas import adaptive_kl_step, gae
 from ippo_cli.rewards.score import score
+from ippo_cli.tasks.conversation import tokenize_prompts
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
 
@@ -25,9 +26,9 @@ RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.adva
 def corridor(trainer):
     """Rollouts, scores and targets of the first iteration."""
     config = trainer.config
-    batch = trainer.prompts.batch(0, 0, 1)
+    batch = tokenize_prompts(trainer.formats, config.task.agents, trainer.schedule.batch(0, 0, 1))
     rollouts = trainer._collect(batch, seed=config.seed, purpose="train/0")
-    scores = score(trainer.reward, batch, rollouts, config.reward, trainer.state.moments)
+    scores = score(trainer.reward, episodes_of(batch, rollouts), config.reward, trainer.state.moments).scores
     return rollouts, scores, trainer.state.algorithm.targets(trainer.state.agents, batch, rollouts, scores, {})
 
 

@@ -12,8 +12,8 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import GridConfig, LettersConfig, TaskKind
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.prompts import render_template
 from ippo_cli.tasks.task import SOURCES, load_task
+from ippo_cli.tasks.templates import render_template
 
 LETTERS = LettersConfig(
     kind=TaskKind.probe_letters,

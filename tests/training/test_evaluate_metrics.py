@@ -35,7 +35,8 @@ def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
         parts={"exact": [1.0, nothing, nothing, nothing], "never": [nothing] * 4},
         valid=None,
     )
-    found = _metrics(given, {"solo": torch.tensor(given.team)}, {"solo": four_rows()}, 4)
+    numbers = torch.tensor(given.team)
+    found = _metrics(given, {"solo": numbers}, numbers.isnan(), {"solo": four_rows()}, 4)
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3

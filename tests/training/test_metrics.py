@@ -68,6 +68,7 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
         raw=raw,
         parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
         valid=torch.tensor([True, False, True]),
+        failed=torch.tensor([False, True, False]),
     )
     targets = Targets(
         rewards=numbers,

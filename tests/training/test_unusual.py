@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import text_width
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.training.unusual import RULES, WINDOW, unused_templates, unusual_rows
 
 Row = dict[str, float]
@@ -147,18 +147,8 @@ def test_a_chat_template_that_no_prompt_is_in_is_found(config: Config) -> None:
 
     def unused(template: str | None, *, used: bool) -> list[str]:
         tokenizer.chat_template = template
-        return unused_templates(
-            PromptStream(
-                [{"letters": "abc"}],
-                config.task.agents,
-                {"low": tokenizer},
-                seed=0,
-                prompts_per_iteration=1,
-                num_generations=1,
-                max_prompt_tokens=9,
-                chat_template=used,
-            )
-        )
+        low = PromptFormat("low", tokenizer, chat_template=used, max_prompt_tokens=9)
+        return unused_templates({"low": low}, config.task.agents, {"letters": "abc"})
 
     assert unused("{{ messages[0].content }}<end>", used=False) == ["low"]
     assert unused("{{ messages[0].content }}<end>", used=True) == []

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.models.actor import Policy, PolicyOutput
@@ -23,6 +23,11 @@ class GenerationPolicy(Protocol):
     name: str
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def model_config(self) -> PretrainedConfig:
+        """What the language model says of itself."""
+        ...
+
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         """The policy in eval mode, its weights usable for decoding."""
         ...
@@ -35,6 +40,10 @@ class FrozenAgent:
     name: str
     tokenizer: PreTrainedTokenizerBase
     policy: Policy
+
+    @property
+    def model_config(self) -> PretrainedConfig:
+        return self.policy.lm.config
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
@@ -53,6 +62,10 @@ class Agent:
     reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
     temperature: float
     chunk_tokens: int
+
+    @property
+    def model_config(self) -> PretrainedConfig:
+        return self.actor.engine.module.lm.config
 
     @property
     def learners(self) -> list[Learner]:

@@ -20,7 +20,7 @@ from ippo_cli.formulas import (
     reward_to_go,
     turn_gae,
 )
-from ippo_cli.tasks.prompts import share
+from ippo_cli.tasks.schedule import share
 from ippo_cli.types import Rollout
 
 

@@ -33,8 +33,8 @@ from ippo_cli.formulas import (
     reweight,
     turn_ends,
 )
-from ippo_cli.tasks.prompts import share
-from ippo_cli.types import PromptBatch, Rollout, Scores, Targets
+from ippo_cli.tasks.schedule import share
+from ippo_cli.types import Batch, Rollout, Scores, Targets
 
 Greedy = Mapping[str, tuple[Rollout, Scores]]
 """Each agent's greedy responses to the same prompts and their scores; empty where no estimator asks for them."""
@@ -70,7 +70,7 @@ class Algorithm:
     def targets(
         self,
         agents: Mapping[str, Agent],
-        batch: Mapping[str, PromptBatch],
+        batch: Batch,
         rollouts: Mapping[str, Rollout],
         scores: Mapping[str, Scores],
         greedy: Greedy,
@@ -78,7 +78,7 @@ class Algorithm:
         """Every agent's targets from its own prompts, rollout and scores alone."""
         return {
             name: self._agent_targets(
-                agents[name], batch[name], rollouts[name], scores[name], greedy[name] if self.needs_greedy else None
+                agents[name], batch, rollouts[name], scores[name], greedy[name] if self.needs_greedy else None
             )
             for name in agents
         }
@@ -86,7 +86,7 @@ class Algorithm:
     def _agent_targets(
         self,
         agent: Agent,
-        prompts: PromptBatch,
+        batch: Batch,
         rollout: Rollout,
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
@@ -109,7 +109,7 @@ class Algorithm:
             mask=mask,
             turn=rollout.turn,
             by_turn=by_turn,
-            group=prompts.index.to(mask.device) // self.num_generations,
+            group=batch.index.to(mask.device) // self.num_generations,
             baseline=baseline,
             valid=valid,
         )
@@ -127,7 +127,7 @@ class Algorithm:
             loss_mask=loss_mask,
             value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
             behavior_weights=self._behavior_weights(rollout),
-            sample_counts=self._sample_counts(agent.name, prompts, score.sum(dim=1), trained),
+            sample_counts=self._sample_counts(agent.name, batch, score.sum(dim=1), trained),
         )
 
     def _by_turn(self, rollout: Rollout) -> bool:
@@ -190,12 +190,12 @@ class Algorithm:
             band=band,
         )
 
-    def _sample_counts(self, agent: str, prompts: PromptBatch, score: Tensor, trained: Tensor) -> Tensor:
+    def _sample_counts(self, agent: str, batch: Batch, score: Tensor, trained: Tensor) -> Tensor:
         """How often PF-PPO counts each row of the global buffer; rows that do not train are left as they are."""
         settings = self.config.reweight
         if settings.method is Reweight.none:
             return torch.ones_like(score, dtype=torch.long)
-        scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, prompts.index))
+        scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, batch.index))
         name = f"{self.seed}/reweight/{agent}/{int(index[0])}"
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
         drawn = reweight(

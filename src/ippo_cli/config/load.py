@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "none": schema.NoCriticConfig,
     },
     "reward": {
+        "environment": schema.EnvironmentRewardConfig,
         "exact_match": schema.ExactMatchConfig,
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,

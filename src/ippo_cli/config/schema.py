@@ -59,6 +59,7 @@ class RolloutKind(str, Enum):
 
 
 class RewardKind(str, Enum):
+    environment = "environment"
     exact_match = "exact_match"
     function = "function"
     grid = "grid"
@@ -478,7 +479,7 @@ class RolloutConfig:
 class RewardConfig:
     """How responses become scores."""
 
-    kind: RewardKind  # exact_match | function | grid | gsm8k
+    kind: RewardKind  # environment | exact_match | function | grid | gsm8k
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
@@ -489,6 +490,11 @@ class RewardConfig:
     norm_eps: float  # `zscore` (of the buffer), `running_zscore` (of all so far): scores that deviate less stay
     failure_budget: float  # share of a buffer's rows that may fail before the run stops
     reward_batch_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
+
+
+@dataclass
+class EnvironmentRewardConfig(RewardConfig):
+    """What the task's environment paid."""
 
 
 @dataclass
@@ -629,6 +635,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "critic_value_head": ValueHeadCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
+    "reward_environment": EnvironmentRewardConfig,
     "reward_exact_match": ExactMatchConfig,
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,

@@ -63,7 +63,9 @@ def tokenizer_of(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTok
     """The tokenizer of a model that is warmed up on these lessons."""
     if alphabet is Alphabet.printable:
         return byte_tokenizer()
-    return character_tokenizer([character for lesson in lessons for turn in lesson for text in turn for character in text])
+    return character_tokenizer(
+        [character for lesson in lessons for turn in lesson for text in turn for character in text]
+    )
 
 
 def make_tiny_actor(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     AgentConfig,
+    EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
     GridRewardConfig,
@@ -14,24 +15,30 @@ from ippo_cli.config.schema import (
     RewardConfig,
 )
 from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
 from ippo_cli.rewards.grid import GridReward
 from ippo_cli.rewards.gsm8k import Gsm8k
+from ippo_cli.rewards.responses import OfResponses
 
 
 def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> RewardFunction:
     """Raise `ConfigError` for a reward that cannot work with these agents."""
+    names = list(agents)
+    if isinstance(config, EnvironmentRewardConfig):
+        return EnvironmentReward(names)
     if isinstance(config, ExactMatchConfig):
-        return ExactMatch(_answers(config, agents), config.match)
+        return OfResponses(ExactMatch(_answers(config, agents), config.match), names)
     if isinstance(config, Gsm8kRewardConfig):
-        return Gsm8k(_answers(config, agents), config.match)
+        return OfResponses(Gsm8k(_answers(config, agents), config.match), names)
     if isinstance(config, GridRewardConfig):
-        return GridReward(config.step_cost)
+        return OfResponses(GridReward(config.step_cost), names)
     assert isinstance(config, FunctionRewardConfig)
     if config.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
-    return FunctionReward(config.function)
+    function = FunctionReward(config.function)
+    return OfResponses(function, names, with_episodes=function.with_episodes)
 
 
 def _answers(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> dict[str, str]:

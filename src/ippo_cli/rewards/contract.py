@@ -1,4 +1,4 @@
-"""The reward contract: named numbers in, one score per agent out."""
+"""The reward contract: episodes in, named numbers out."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ippo_cli.types import Example
+from ippo_cli.rewards.credit import num_steps
+from ippo_cli.types import Episode
 
-Responses = Mapping[str, Sequence[str]]
-"""Each agent's response texts, row by row for the same examples."""
+Numbers = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """What a reward says about B rows. Numbers are named, never told apart by the length of a list.
+    """What a reward says about B episodes. Numbers are named, never told apart by the length of a list.
 
-    `team` is shared by all agents, `agent` is each agent's own; at least one of the two is given. `parts` are further
-    numbers for the log. `valid` is False where no reward could be given; such rows are not trained on.
-    A row that is not finite is not valid.
+    `team` and `team_by_step` are shared by all agents, `agent` and `agent_by_turn` are each agent's own; at least one
+    of the four is given, and where several are they add up. `parts` are further numbers for the log. `valid` is False
+    where no reward could be given; such rows are not trained on. A row that is not finite is not valid.
+
+    For two episodes of two steps and one step, in which `low` spoke in every step and `high` in the first one:
+
+        team           [1.0, 0.0]                       falls on each agent's last turn
+        team_by_step   [[0.1, 0.9], [0.0]]              each number on the turn that the agent had last by that step
+        agent          {"low": [...], "high": [...]}    as long as `team`; falls on the agent's last turn
+        agent_by_turn  {"low": [[0.1, 0.9], [0.0]], "high": [[0.5], [0.5]]}
     """
 
-    team: Sequence[float] | None = None  # [B]
-    agent: Mapping[str, Sequence[float]] = field(default_factory=dict)  # agent -> [B]
-    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name -> [B]
+    team: Numbers | None = None  # [B]
+    agent: Mapping[str, Numbers] = field(default_factory=dict)  # agent -> [B]
+    team_by_step: Sequence[Numbers] | None = None  # [B][steps of the episode]
+    agent_by_turn: Mapping[str, Sequence[Numbers]] = field(default_factory=dict)  # agent -> [B][its turns]
+    parts: Mapping[str, Numbers] = field(default_factory=dict)  # name -> [B]
     valid: Sequence[bool] | None = None  # [B]; None: all
 
 
@@ -34,40 +43,85 @@ class LengthError(ValueError):
 
 
 RESERVED_PARTS = ("score", "failed_share")  # names of metrics that are there for every reward
-RewardFunction = Callable[[Sequence[Example], Responses], Reward]
+RewardFunction = Callable[[Sequence[Episode]], Reward]
 
 
-def checked(reward: Reward, agents: Sequence[str], rows: int) -> Reward:
+def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
     """The same reward as plain numbers, if it keeps the contract; `ValueError` says what does not.
 
     None counts as NaN: no number for this row.
     """
-    if reward.team is None and not reward.agent:
-        raise ValueError("a reward must give 'team' or 'agent' numbers, and gave neither")
-    if reward.agent and set(reward.agent) != set(agents):
-        raise ValueError(f"'agent' numbers must be given for {sorted(agents)}, not for {sorted(reward.agent)}")
+    rows = len(episodes)
+    if reward.team is None and reward.team_by_step is None and not reward.agent and not reward.agent_by_turn:
+        raise ValueError(
+            "a reward must give 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers, and gave none of them"
+        )
+    for name, given in {"agent": reward.agent, "agent_by_turn": reward.agent_by_turn}.items():
+        if given and set(given) != set(agents):
+            raise ValueError(f"'{name}' numbers must be given for {sorted(agents)}, not for {sorted(given)}")
     for name in reward.parts:
         if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED_PARTS:
             raise ValueError(
                 f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
                 "of " + " ".join(RESERVED_PARTS)
             )
+    steps = [num_steps(episode) for episode in episodes]
+    turns = {name: [len(episode.of(name)) for episode in episodes] for name in reward.agent_by_turn}
+    by_step = reward.team_by_step
     return Reward(
         team=None if reward.team is None else _numbers("team", reward.team, rows),
         agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
+        team_by_step=None if by_step is None else _nested("team_by_step", by_step, steps, "steps of episode"),
+        agent_by_turn={
+            name: _nested(f"agent_by_turn[{name}]", numbers, turns[name], f"turns of {name} in episode")
+            for name, numbers in reward.agent_by_turn.items()
+        },
         parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
         valid=None if reward.valid is None else [bool(x) for x in _numbers("valid", reward.valid, rows)],
     )
 
 
+def _nested(name: str, given: Sequence[Any], lengths: Sequence[int], what: str) -> list[list[float]]:
+    """A list of numbers for every row, each of its own length; None for a row is NaN throughout."""
+    _of_length(name, given, len(lengths))
+    found: list[list[float]] = []
+    for row, (numbers, length) in enumerate(zip(given, lengths, strict=True)):
+        if numbers is None:
+            found.append([math.nan] * length)
+            continue
+        size = _length(numbers)
+        if size != length:
+            raise ValueError(
+                f"'{name}' must have {length} at row {row}, one for each of the {what}, "
+                f"not {f'{numbers!r:.60}' if size is None else size}"
+            )
+        found.append([_number(f"{name}[{row}]", place, entry) for place, entry in enumerate(numbers)])
+    return found
+
+
 def _numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
-    if isinstance(given, str) or not hasattr(given, "__len__") or len(given) != rows:
-        length = len(given) if hasattr(given, "__len__") else repr(given)
-        raise LengthError(f"'{name}' must have one entry for each of the {rows} rows, not {length}")
-    numbers: list[float] = []
-    for row, entry in enumerate(given):
-        countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too
-        if entry is not None and (isinstance(entry, str | bytes) or not countable):
-            raise ValueError(f"'{name}' has {entry!r:.60} at row {row}, where a number belongs")
-        numbers.append(math.nan if entry is None else float(entry))
-    return numbers
+    _of_length(name, given, rows)
+    return [_number(name, row, entry) for row, entry in enumerate(given)]
+
+
+def _of_length(name: str, given: Any, rows: int) -> None:
+    size = _length(given)
+    if isinstance(given, str) or size != rows:
+        raise LengthError(
+            f"'{name}' must have one entry for each of the {rows} rows, not {repr(given) if size is None else size}"
+        )
+
+
+def _length(given: Any) -> int | None:
+    """How many entries there are; None for what has no length, a tensor or array of a single number among them."""
+    try:
+        return len(given)
+    except TypeError:
+        return None
+
+
+def _number(name: str, place: int, entry: Any) -> float:
+    countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too
+    if entry is not None and (isinstance(entry, str | bytes) or not countable):
+        raise ValueError(f"'{name}' has {entry!r:.60} at row {place}, where a number belongs")
+    return math.nan if entry is None else float(entry)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ippo_cli.config.schema import Match
-from ippo_cli.rewards.contract import Responses, Reward
-from ippo_cli.tasks.prompts import render_template
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -12,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.located import located
-from ippo_cli.types import Example
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.types import Episode, Example
 
 NAMES = tuple(field.name for field in fields(Reward))
 
@@ -26,14 +28,28 @@ class FunctionReward:
 
         def reward(examples, responses):
             return {"team": [float(text == row["answer"]) for row, text in zip(examples, responses["solo"])]}
+
+    A response is what an agent said last, and empty where it never spoke. A function with a parameter named `episodes`
+    gets all that was said, and may give numbers for every turn; here longer answers cost more:
+
+        def reward(examples, responses, episodes):
+            turns = [[turn.completion.text for turn in episode.of("solo")] for episode in episodes]
+            return {"agent_by_turn": {"solo": [[-0.1 * len(text) for text in texts] for texts in turns]}}
+
+    An episode tells its `example`, its `turns` (each with `agent`, `step`, `observation`, and `completion.text`; those
+    of one agent: `of(name)`), its `rewards` by step and `parts`, whether it was `terminated`, and its `truncation`.
     """
 
     def __init__(self, function: str) -> None:
         self.name = function
         self.function = load_function(function)
+        self.with_episodes = _takes_episodes(self.function, f"reward.function={function}")
 
-    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
-        result = self.function(list(examples), {name: list(texts) for name, texts in responses.items()})
+    def __call__(
+        self, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None = None
+    ) -> Reward:
+        further = {"episodes": episodes} if self.with_episodes else {}
+        result = self.function(list(examples), {name: list(texts) for name, texts in responses.items()}, **further)
         if isinstance(result, Reward):
             return result
         if not isinstance(result, Mapping) or set(result) - set(NAMES):
@@ -54,6 +70,24 @@ def load_function(name: str) -> Callable[..., Any]:
         callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(setting, f"names no function in {place}", "it has: " + " ".join(sorted(callables)))
     return function
+
+
+def _takes_episodes(function: Callable[..., Any], setting: str) -> bool:
+    """Whether it has a parameter of that name; `ConfigError` where it cannot be called as it will be."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return False
+    with_episodes = "episodes" in signature.parameters
+    try:
+        signature.bind([], {}, **({"episodes": []} if with_episodes else {}))
+    except TypeError as error:
+        raise ConfigError(
+            setting,
+            f"cannot be called as function(examples, responses) ({error})",
+            "let it take these two, and 'episodes' if it reads them",
+        ) from None
+    return with_episodes
 
 
 def _load_file(path: Path, setting: str) -> ModuleType:

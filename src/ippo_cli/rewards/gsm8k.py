@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from ippo_cli.config.schema import NumberMatch
-from ippo_cli.rewards.contract import Responses, Reward
-from ippo_cli.tasks.prompts import render_template
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 # An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
-import torch
 from torch import Tensor
 
 from ippo_cli.engine import distributed
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreMoments:
     """Of one agent's scores in all training buffers so far: the same on all ranks, and part of the checkpoint.
 
@@ -27,19 +27,15 @@ class ScoreMoments:
         """With Bessel's correction; 0 of fewer than two scores."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
-    def observe(self, scores: Tensor, valid: Tensor) -> None:
-        """Take in the valid rows `[B]` of all ranks (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+    def observed(self, scores: Tensor, valid: Tensor) -> Self:
+        """The moments with the valid rows `[B]` of all ranks taken in (Chan, Golub and LeVeque 1979, eq. 2.1)."""
         count = int(distributed.all_sum(valid.sum().double()))
         if not count:
-            return
+            return self
         mean, variance = (float(moment) for moment in distributed.masked_moments(scores, valid))
         total, gap = self.count + count, mean - self.mean
-        self.squares += variance * (count - 1) + gap * gap * self.count * count / total
-        self.mean += gap * count / total
-        self.count = total
-
-    def standardised(self, scores: Tensor, norm_eps: float) -> Tensor:
-        """Distances from the mean in deviations; the scores as they are where the deviation is at most `norm_eps`."""
-        if self.deviation <= norm_eps:
-            return scores
-        return ((scores.double() - self.mean) / self.deviation).to(torch.float32)
+        return type(self)(
+            count=total,
+            mean=self.mean + gap * count / total,
+            squares=self.squares + (variance * (count - 1) + gap * gap * self.count * count / total),
+        )

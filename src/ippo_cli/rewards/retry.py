@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.rewards.contract import LengthError, Reward
+from ippo_cli.rewards.contract import LengthError, Numbers, Reward
+from ippo_cli.rewards.credit import num_steps
+from ippo_cli.types import Episode
 
 ATTEMPTS = 3
 Ask = Callable[[list[int]], Reward]
@@ -34,7 +36,7 @@ class Answers:
             self.parts.append((rows, first))
             return
         if self.failure is not None and self.failed > self.spare:
-            self._give_up(rows, self.failure)
+            self.give_up(rows, self.failure)
             return
         error = None if first is None else as_failure(first)
         for _ in range(ATTEMPTS if error is None else ATTEMPTS - 1):
@@ -44,28 +46,53 @@ class Answers:
         assert error is not None
         self._divide(rows, error)
 
-    def merged(self, agents: Sequence[str], rows: int) -> Reward:
+    def give_up(self, rows: Sequence[int], error: Exception) -> None:
+        """Count rows that have no answer, without asking about them."""
+        self.failed += len(rows)
+        self.failure = self.failure or error
+
+    def merged(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
         """One answer for all rows: NaN and not valid where there is none, NaN where a part lacks what another has."""
-        if len(self.parts) == 1 and self.parts[0][0] == list(range(rows)):
+        if len(self.parts) == 1 and self.parts[0][0] == list(range(len(episodes))):
             return self.parts[0][1]
 
-        def joined(pick: Callable[[Reward], Sequence[float] | None]) -> list[float]:
-            numbers = [math.nan] * rows
+        def joined(pick: Callable[[Reward], Numbers | None]) -> list[float]:
+            numbers = [math.nan] * len(episodes)
             for part, reward in self.parts:
                 for row, number in zip(part, pick(reward) or [math.nan] * len(part), strict=True):
                     numbers[row] = number
             return numbers
 
+        def nested(lengths: Sequence[int], pick: Callable[[Reward], Sequence[Numbers] | None]) -> list[list[float]]:
+            numbers = [[math.nan] * length for length in lengths]
+            for part, reward in self.parts:
+                for row, own in zip(part, pick(reward) or [numbers[row] for row in part], strict=True):
+                    numbers[row] = list(own)
+            return numbers
+
+        valid = [False] * len(episodes)
+        for part, reward in self.parts:
+            for row, usable in zip(part, [True] * len(part) if reward.valid is None else reward.valid, strict=True):
+                valid[row] = usable
         answers = [reward for _, reward in self.parts]
         names = sorted({name for reward in answers for name in reward.parts})
+        steps = [num_steps(episode) for episode in episodes]
+        turns = {name: [len(episode.of(name)) for episode in episodes] for name in agents}
         # Without any answer there are no numbers of either kind, rather than none of one kind.
         team = not answers or any(reward.team is not None for reward in answers)
         own = not answers or any(reward.agent for reward in answers)
+        by_step = any(reward.team_by_step is not None for reward in answers)
+        by_turn = any(reward.agent_by_turn for reward in answers)
+        turn_numbers = {
+            name: nested(turns[name], lambda reward, name=name: reward.agent_by_turn.get(name)) for name in agents
+        }
         return Reward(
             team=joined(lambda reward: reward.team) if team else None,
             agent={name: joined(lambda reward, name=name: reward.agent.get(name)) for name in agents} if own else {},
+            team_by_step=nested(steps, lambda reward: reward.team_by_step) if by_step else None,
+            agent_by_turn=turn_numbers if by_turn else {},
             parts={name: joined(lambda reward, name=name: reward.parts.get(name)) for name in names},
-            valid=[number == 1.0 for number in joined(_valid)],
+            valid=valid,
         )
 
     def _attempt(self, rows: list[int]) -> Exception | None:
@@ -80,18 +107,14 @@ class Answers:
         """Look for the rows of a failing part that can be answered."""
         # Numbers for too many or too few rows are a mistake in the function, which single rows would hide.
         if len(rows) == 1 or not self.divisible or isinstance(error, LengthError):
-            self._give_up(rows, error)
+            self.give_up(rows, error)
             return
         middle = len(rows) // 2
         for half in (rows[:middle], rows[middle:]):
             if self.failed > self.spare:
-                self._give_up(half, error)
+                self.give_up(half, error)
             elif (own := self._attempt(half)) is not None:
                 self._divide(half, own)
-
-    def _give_up(self, rows: list[int], error: Exception) -> None:
-        self.failed += len(rows)
-        self.failure = self.failure or error
 
 
 def as_failure(error: BaseException) -> Exception:
@@ -101,8 +124,3 @@ def as_failure(error: BaseException) -> Exception:
     if isinstance(error, IppoError) or not isinstance(error, Exception):
         raise error
     return error
-
-
-def _valid(reward: Reward) -> Sequence[float]:
-    numbers = reward.team if reward.team is not None else next(iter(reward.agent.values()))
-    return [1.0] * len(numbers) if reward.valid is None else [float(one) for one in reward.valid]

@@ -1,10 +1,10 @@
-"""Scoring a buffer: call the reward, mix team and own numbers, run the processor chain."""
+"""Scoring a buffer: call the reward, mix team and own numbers turn by turn, run the processor chain."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,152 +12,221 @@ from torch import Tensor
 from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardConfig
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
+from ippo_cli.rewards.contract import Reward, RewardFunction, checked
+from ippo_cli.rewards.credit import paid_turn, turn_steps
 from ippo_cli.rewards.located import located
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
-from ippo_cli.types import Example, PromptBatch, Rollout, Scores
+from ippo_cli.types import Episode, Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What scoring a buffer leaves behind."""
+
+    scores: dict[str, Scores]  # by agent
+    moments: dict[str, ScoreMoments]  # by agent, with these rows taken in where a running z-score asks for them
+    failure: str | None  # why rows have no reward, as the first rank where one failed tells it; the same on all ranks
 
 
 def score(
     reward: RewardFunction,
-    batch: Mapping[str, PromptBatch],
-    rollouts: Mapping[str, Rollout],
+    episodes: Sequence[Episode],
     config: RewardConfig,
     moments: Mapping[str, ScoreMoments],
     *,
+    device: torch.device | str = "cpu",
     streamed: StreamedAnswers | None = None,
     observe: bool = True,
-) -> dict[str, Scores]:
-    """Each agent's scores of the rows of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
+) -> Scored:
+    """Each agent's scores of the episodes of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
 
-    `streamed` holds what the reward was asked while rows were still being written. A running z-score takes these rows
-    into the agents' `moments` first, unless told not to `observe` them.
+    `moments` has every agent. `streamed` holds what the reward was asked while other episodes were still being
+    collected. A running z-score takes these rows into the moments first, unless told not to `observe` them.
+
+    A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train.
     """
-    examples = next(iter(batch.values())).examples
-    responses = {name: rollout.texts for name, rollout in rollouts.items()}
-    given, failure = attempt(reward, examples, responses, config, streamed)
-    device = next(iter(rollouts.values())).response_ids.device
-    allowed = torch.tensor([True] * len(examples) if given.valid is None else given.valid, dtype=torch.bool)
+    agents = list(moments)
+    given, failure = attempt(reward, episodes, agents, config, streamed)
     with distributed.failing_together():
-        raw = {name: mixed(given, name, config, len(examples)) for name in rollouts}
-    valid = {name: allowed & torch.isfinite(numbers) for name, numbers in raw.items()}
-    stop_beyond_budget(torch.stack(list(valid.values())).all(dim=0), failure, config)
-    parts = {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
-    return {
-        name: _scores(raw[name].to(device), valid[name].to(device), parts, config, moments[name], observe=observe)
-        for name in rollouts
-    }
-
-
-def _scores(
-    numbers: Tensor,
-    valid: Tensor,
-    parts: dict[str, Tensor],
-    config: RewardConfig,
-    moments: ScoreMoments,
-    *,
-    observe: bool,
-) -> Scores:
-    raw = numbers.where(valid, 0.0)[:, None]
-    final = processed(numbers, valid, config, moments, observe=observe)[:, None] if config.processor else raw
-    return Scores(score=final, raw=raw, parts=parts, valid=valid)
+        numbers = {name: mixed(given, name, episodes, config) for name in agents}
+    failed = {name: failed_rows(given, numbers[name]) for name in agents}
+    reason = stop_beyond_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
+    parts = {name: torch.tensor(values, dtype=torch.float32) for name, values in given.parts.items()}
+    scores: dict[str, Scores] = {}
+    observed: dict[str, ScoreMoments] = {}
+    for name in agents:
+        num_turns = turn_counts(episodes, name)
+        valid = ~failed[name] & (num_turns > 0)
+        final, observed[name] = processed(numbers[name], num_turns, valid, config, moments[name], observe=observe)
+        raw = numbers[name].where(valid[:, None], 0.0).to(device)
+        scores[name] = Scores(
+            score=final.to(device) if config.processor else raw,
+            raw=raw,
+            parts=parts,
+            valid=valid.to(device),
+            failed=failed[name].to(device),
+        )
+    return Scored(scores=scores, moments=observed, failure=reason)
 
 
 def attempt(
     reward: RewardFunction,
-    examples: Sequence[Example],
-    responses: Responses,
+    episodes: Sequence[Episode],
+    agents: Sequence[str],
     config: RewardConfig,
     streamed: StreamedAnswers | None = None,
 ) -> tuple[Reward, Exception | None]:
     """The reward's answer, without a valid number where it kept failing, and what went wrong first.
 
-    Rows that were asked about early are asked again only where that failed. Every rank's answer has the same parts:
-    NaN where a rank's own has none.
+    A failed episode has no reward, and none is asked about it. Rows that were asked about early are asked again only
+    where that failed. Every rank's answer has the same parts: NaN where a rank's own has none.
     """
 
     def ask(part: list[int]) -> Reward:
-        texts = {name: [said[row] for row in part] for name, said in responses.items()}
-        return checked(reward([examples[row] for row in part], texts), list(responses), len(part))
+        asked = [episodes[row] for row in part]
+        return checked(reward(asked), agents, asked)
 
-    rows = len(examples)
+    rows = len(episodes)
     whole = isinstance(config, FunctionRewardConfig) and config.whole_batch
     most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
     answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
     with distributed.failing_together():
         begun = streamed() if streamed is not None else []
+        known = {row for part, _ in begun for row in part}
+        for row, episode in enumerate(episodes):
+            if episode.failure is not None:
+                answers.give_up([row], episode.failure)
+                known.add(row)
         for part, answer in begun:
             answers.take(part, answer)
-        known = {row for part, _ in begun for row in part}
         if rest := [row for row in range(rows) if row not in known]:
             answers.take(rest)
-    given = answers.merged(list(responses), rows)
+    given = answers.merged(agents, episodes)
     every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
     return replace(given, parts={name: given.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
-def mixed(given: Reward, agent: str, config: RewardConfig, rows: int) -> Tensor:
-    """`team_weight * team + agent_weight * own`, `[B]` float32; what a reward does not give counts nothing.
+def mixed(given: Reward, agent: str, episodes: Sequence[Episode], config: RewardConfig) -> Tensor:
+    """`team_weight * team + agent_weight * own` by turn of the agent, `[B, K]` float32; 0 for turns that a row lacks.
 
+    K is the most turns that the agent has in any row, and at least 1. What a reward does not give counts nothing.
     Raises `ConfigError` where that leaves nothing at all: every score would be 0.
     """
-    terms = [(config.team_weight, given.team), (config.agent_weight, given.agent.get(agent))]
-    counted = [(weight, numbers) for weight, numbers in terms if weight and numbers is not None]
-    if not counted:
-        kind = "agent" if given.team is None else "team"
+    has_team = given.team is not None or given.team_by_step is not None
+    has_own = bool(given.agent or given.agent_by_turn)
+    counts_team, counts_own = has_team and bool(config.team_weight), has_own and bool(config.agent_weight)
+    if not counts_team and not counts_own:
+        kind = "team" if has_team else "agent"
         raise ConfigError(
             f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
             f"count nothing of this reward, which gives {kind!r} numbers",
             f"set reward.{kind}_weight=1.0",
         )
-    total = torch.zeros(rows, dtype=torch.float64)
-    for weight, numbers in counted:
-        total += weight * torch.tensor(numbers, dtype=torch.float64)
+    steps = [turn_steps(episode, agent) for episode in episodes]
+    width = max([1, *map(len, steps)])
+    total = torch.zeros(len(episodes), width, dtype=torch.float64)
+    for counts, weight, by_turn in (
+        (counts_team, config.team_weight, _team_by_turn),
+        (counts_own, config.agent_weight, _own_by_turn),
+    ):
+        if counts:
+            rows = [by_turn(given, agent, row, own) for row, own in enumerate(steps)]
+            padded = [numbers + [0.0] * (width - len(numbers)) for numbers in rows]
+            total += weight * torch.tensor(padded, dtype=torch.float64).reshape(len(rows), width)
     return total.float()
 
 
+def _team_by_turn(given: Reward, _: str, row: int, steps: Sequence[int]) -> list[float]:
+    numbers = [0.0] * len(steps)
+    if steps and given.team is not None:
+        numbers[-1] += given.team[row]
+    if steps and given.team_by_step is not None:
+        for step, number in enumerate(given.team_by_step[row]):
+            numbers[paid_turn(steps, step)] += number
+    return numbers
+
+
+def _own_by_turn(given: Reward, agent: str, row: int, steps: Sequence[int]) -> list[float]:
+    numbers = list(given.agent_by_turn[agent][row]) if given.agent_by_turn else [0.0] * len(steps)
+    if steps and given.agent:
+        numbers[-1] += given.agent[agent][row]
+    return numbers
+
+
+def failed_rows(given: Reward, numbers: Tensor) -> Tensor:
+    """Rows `[B]` for which the reward gave one of an agent's mixed `numbers` `[B, K]` as not valid or not finite."""
+    finite = torch.isfinite(numbers.sum(dim=1))
+    return ~finite if given.valid is None else ~(finite & torch.tensor(given.valid, dtype=torch.bool))
+
+
+def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
+    """How many turns the agent had in each episode, `[B]`."""
+    return torch.tensor([len(turn_steps(episode, agent)) for episode in episodes], dtype=torch.long)
+
+
 def processed(
-    numbers: Tensor, valid: Tensor, config: RewardConfig, moments: ScoreMoments, *, observe: bool = True
-) -> Tensor:
-    """The processor chain in the order given, with z-scores over the valid rows of all ranks; 0 for all other rows."""
+    numbers: Tensor,
+    num_turns: Tensor,
+    valid: Tensor,
+    config: RewardConfig,
+    moments: ScoreMoments,
+    *,
+    observe: bool = True,
+) -> tuple[Tensor, ScoreMoments]:
+    """The processor chain in the order given over `numbers` `[B, K]`, and the moments; 0 for rows that are not valid.
 
-    def running_zscore(numbers: Tensor) -> Tensor:
-        if observe:
-            moments.observe(numbers, valid)
-        return moments.standardised(numbers, config.norm_eps)
-
-    steps: dict[Processor, Callable[[Tensor], Tensor]] = {
-        Processor.scale: lambda x: x * config.scale,
-        Processor.shift: lambda x: x + config.shift,
-        Processor.clip: lambda x: x.clamp(config.clip_low, config.clip_high),
-        Processor.zscore: lambda x: _zscore(x, valid, config.norm_eps),
-        Processor.running_zscore: running_zscore,
-    }
+    `scale` multiplies and `clip` bounds the number of every turn. `shift` and the means that z-scores subtract are of
+    a row as a whole: they are added once, on its last turn. z-scores divide every turn by the deviation of the rows'
+    totals, taken over the valid rows of all ranks (`running_zscore`: of all buffers so far).
+    """
+    columns = torch.arange(numbers.shape[1], device=numbers.device)
+    own, last = columns < num_turns[:, None], columns == num_turns[:, None] - 1
     for step in config.processor:
-        numbers = steps[step](numbers)
-    return numbers.where(valid, 0.0)
+        match step:
+            case Processor.scale:
+                numbers = numbers * config.scale
+            case Processor.shift:
+                numbers = torch.where(last, numbers + config.shift, numbers)
+            case Processor.clip:
+                numbers = torch.where(own, numbers.clamp(config.clip_low, config.clip_high), numbers)
+            case Processor.zscore:
+                mean, variance = distributed.masked_moments(numbers.sum(dim=1), valid)
+                numbers = _standardised(numbers, last, mean, variance.sqrt(), config.norm_eps)
+            case Processor.running_zscore:
+                moments = moments.observed(numbers.sum(dim=1), valid) if observe else moments
+                exact = _standardised(numbers.double(), last, moments.mean, moments.deviation, config.norm_eps)
+                numbers = exact.float()
+    return numbers.where(valid[:, None], 0.0), moments
 
 
-def stop_beyond_budget(valid: Tensor, failure: Exception | None, config: RewardConfig) -> None:
-    """Raise on every rank when more than `reward.failure_budget` of the buffer's rows have no reward."""
-    counts = distributed.all_sum(torch.tensor([float((~valid).sum()), float(len(valid))], device=valid.device))
-    failed, rows = counts.tolist()
-    if failed > config.failure_budget * rows:
+def _standardised(
+    numbers: Tensor, last: Tensor, mean: Tensor | float, deviation: Tensor | float, norm_eps: float
+) -> Tensor:
+    """Rows' distances from the mean in deviations; the numbers as they are where rows deviate by at most `norm_eps`."""
+    return numbers if deviation <= norm_eps else torch.where(last, numbers - mean, numbers) / deviation
+
+
+def stop_beyond_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:
+    """Raise on every rank when more than `reward.failure_budget` of the buffer's rows have no reward.
+
+    Else what to say of the rows that failed: how many they are and what went wrong first; None where nothing did.
+    """
+    counts = distributed.all_sum(torch.tensor([float(failed.sum()), float(len(failed))], device=failed.device))
+    without, rows = counts.tolist()
+    if not without:
+        return None
+    reason = why(failure)
+    if without > config.failure_budget * rows:
         raise RewardError(
-            f"reward.kind={config.kind.value}: {int(failed)} of {int(rows)} rows have no reward "
-            f"(reward.failure_budget={config.failure_budget}); {why(failure)}"
+            f"reward.kind={config.kind.value}: {int(without)} of {int(rows)} rows have no reward "
+            f"(reward.failure_budget={config.failure_budget}); {reason}"
         ) from failure
+    return f"{int(without)} of {int(rows)} rows have no reward and are not trained on; {reason}"
 
 
 def why(failure: Exception | None) -> str:
     """What went wrong on the first rank where a reward failed, known to all ranks."""
     told = distributed.gather_objects(None if failure is None else located(failure))
     return next((reason for reason in told if reason is not None), "they are not finite, or not valid")
-
-
-def _zscore(numbers: Tensor, valid: Tensor, norm_eps: float) -> Tensor:
-    mean, variance = distributed.masked_moments(numbers, valid)
-    deviation = variance.sqrt()
-    return numbers if deviation <= norm_eps else (numbers - mean) / deviation

@@ -1,4 +1,4 @@
-"""Calling a reward for rows that are finished while others are still being written."""
+"""Calling a reward for episodes that are complete while others are still being collected."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from ippo_cli.rewards.contract import Responses, Reward, RewardFunction, checked
-from ippo_cli.types import Example
+from ippo_cli.rewards.contract import Reward, RewardFunction, checked
+from ippo_cli.types import Episode
 
-OnFinished = Callable[[str, list[int], list[str]], None]
-"""An agent, rows that it has finished, and their texts."""
+OnFinished = Callable[[Sequence[int], Sequence[Episode]], None]
+"""Rows of this rank's buffer whose episodes are complete, and these episodes."""
 StreamedAnswers = Callable[[], list[tuple[list[int], Reward | BaseException]]]
 """The parts that were asked about early, each with the reward's answer or what it raised."""
 
 
 @contextmanager
-def streaming_reward(
-    reward: RewardFunction, examples: Sequence[Example], agents: Sequence[str], rows: int
-) -> Iterator[StreamingReward | None]:
-    """Whom to tell about finished rows: as soon as `rows` of them are finished by every agent, the reward is called for
-    them in a thread of its own. With `rows=0` nobody need be told."""
+def streaming_reward(reward: RewardFunction, agents: Sequence[str], rows: int) -> Iterator[StreamingReward | None]:
+    """Whom to tell about complete episodes: as soon as there are `rows` of them, the reward is called for them in a
+    thread of its own. With `rows=0` nobody need be told."""
     if rows == 0:
         yield None
         return
-    early = StreamingReward(reward, examples, agents, rows)
+    early = StreamingReward(reward, agents, rows)
     try:
         yield early
     finally:
@@ -32,29 +30,26 @@ def streaming_reward(
 
 
 class StreamingReward:
-    """A reward that is called for finished rows before all are.
+    """A reward that is called for complete episodes before all are.
 
     One thread, since a reward need not be made for several. It helps where the reward waits or computes outside
     Python; Python's own work in it takes turns with the decoding.
     """
 
-    def __init__(self, reward: RewardFunction, examples: Sequence[Example], agents: Sequence[str], rows: int) -> None:
-        self._reward, self._examples, self._agents, self._at_once = reward, examples, list(agents), rows
-        self._texts: list[dict[str, str]] = [{} for _ in examples]
-        self._ready: list[int] = []
+    def __init__(self, reward: RewardFunction, agents: Sequence[str], rows: int) -> None:
+        self._reward, self._agents, self._at_once = reward, list(agents), rows
+        self._ready: list[tuple[int, Episode]] = []
         self._begun: list[tuple[list[int], Future[Reward]]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
 
-    def on_finished(self, agent: str, rows: list[int], texts: list[str]) -> None:
-        """Note finished rows, and begin where enough are complete."""
-        for row, text in zip(rows, texts, strict=True):
-            self._texts[row][agent] = text
-            if len(self._texts[row]) == len(self._agents):
-                self._ready.append(row)
+    def on_finished(self, rows: Sequence[int], episodes: Sequence[Episode]) -> None:
+        """Note complete episodes, and begin where enough are. A failed one has no reward and is not asked about."""
+        finished = zip(rows, episodes, strict=True)
+        self._ready += [(row, episode) for row, episode in finished if episode.failure is None]
         while len(self._ready) >= self._at_once:
             part, self._ready = self._ready[: self._at_once], self._ready[self._at_once :]
-            responses = {name: [self._texts[row][name] for row in part] for name in self._agents}
-            self._begun.append((part, self._thread.submit(self._ask, part, responses)))
+            future = self._thread.submit(self._ask, [episode for _, episode in part])
+            self._begun.append(([row for row, _ in part], future))
 
     def answered(self) -> list[tuple[list[int], Reward | BaseException]]:
         """The parts that were asked about, each with its answer or what the reward raised; waits for the last one."""
@@ -64,5 +59,5 @@ class StreamingReward:
         """Forget what has not begun; what has may end by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, rows: list[int], responses: Responses) -> Reward:
-        return checked(self._reward([self._examples[row] for row in rows], responses), self._agents, len(rows))
+    def _ask(self, episodes: list[Episode]) -> Reward:
+        return checked(self._reward(episodes), self._agents, episodes)

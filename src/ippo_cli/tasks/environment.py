@@ -6,7 +6,9 @@ reward at its end; a world (a Gymnasium environment, a game) answers by itself a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,3 +55,39 @@ class Environment(Protocol):
     def close(self) -> None:
         """Give everything back; the environment is not used afterwards."""
         ...
+
+
+class EnvironmentPool:
+    """Environments of one task, made when there is none to be had and used for one episode after another.
+
+    `workers` of them may be stepped at once where they are slow. May be used by several threads.
+    """
+
+    def __init__(self, make: Callable[[], Environment], *, workers: int = 1) -> None:
+        self._make = make
+        self._idle: deque[Environment] = deque()
+        self.workers = workers
+
+    def take(self) -> Environment:
+        """One that nobody else has. Raises what making one raises."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, environment: Environment, *, usable: bool) -> None:
+        """Keep it for a later episode, or close it where it may be in any state."""
+        if usable:
+            self._idle.append(environment)
+        else:
+            _close(environment)
+
+    def close(self) -> None:
+        """Close all that are idle."""
+        while self._idle:
+            _close(self._idle.pop())
+
+
+def _close(environment: Environment) -> None:
+    with suppress(Exception):  # it is not used any more, and what was played is played
+        environment.close()

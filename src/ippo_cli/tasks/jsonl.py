@@ -12,7 +12,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
-from ippo_cli.tasks.prompts import fields_of
+from ippo_cli.tasks.templates import fields_of
 from ippo_cli.types import Example
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.environment import Action, Environment
-from ippo_cli.tasks.prompts import render_template
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 LONGEST = 64  # steps of an episode, which may have no limit of its own; more than a lesson has room for
@@ -82,9 +82,7 @@ def taught_answer(agent: PromptConfig) -> str | None:
     return agent.answer if agent.warm_start_answer is None else agent.warm_start_answer
 
 
-def _answer(
-    name: str, agent: PromptConfig, example: Example, legal: Sequence[str], luck: random.Random
-) -> str | None:
+def _answer(name: str, agent: PromptConfig, example: Example, legal: Sequence[str], luck: random.Random) -> str | None:
     template = taught_answer(agent)
     if template is not None:
         return render_template(template, example, f"task.agents.{name}.answer")

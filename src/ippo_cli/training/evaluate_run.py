@@ -16,9 +16,13 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rollout.collect import collect, context_limit
-from ippo_cli.tasks.prompts import PromptStream, chat_template
+from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
+from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.task import Task, load_held_out
+from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
@@ -70,30 +74,29 @@ def _evaluate(
             tokenizer = load_tokenizer(record["model"], record["commit"])
             policies[name] = FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
         held_out = load_held_out(config.task, config.seed)
-        prompts = PromptStream(
-            held_out,
-            config.task.agents,
-            {name: policy.tokenizer for name, policy in policies.items()},
-            seed=config.seed,
-            prompts_per_iteration=1,
-            num_generations=1,
-            max_prompt_tokens=config.rollout.max_prompt_tokens,
-            chat_template=chat_template(config.task),
-        )
+        tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
+        formats = prompt_formats(config.task, config.rollout, tokenizers)
         contexts = {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()}
-        prompts.refuse_too_long(enumerate(held_out), "the held-out data", contexts)
+        refuse_too_long(
+            formats,
+            lambda agent, example: first_message(agent, config.task.agents[agent], example),
+            enumerate(held_out),
+            "the held-out data",
+            contexts,
+        )
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    policies,
+                    EnvironmentPool(protocol_environment(config.task)),
+                    formats,
                     batch,
-                    config.rollout,
-                    seed=config.evaluation.seed,
-                    purpose="evaluation",
-                    greedy=greedy,
-                    poll=lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                    HfGenerator(
+                        policies,
+                        config.rollout,
+                        lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                    ),
+                    Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
                 ),
-                prompts,
                 Task(train=(), held_out=held_out),
                 build_reward(config.reward, config.task.agents),
                 config,

@@ -109,7 +109,7 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     per_row = {
         "rollout/response_length": mask.sum(dim=1).double(),
         "rollout/truncated_share": (~rollout.finished).double(),
-        "score/failed_share": (~scores.valid).double(),
+        "score/failed_share": scores.failed.double(),
     }
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
     sums += [numbers.sum() for numbers in per_row.values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,8 +15,9 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, CriticKind
 from ippo_cli.config.text import LINE_WIDTH
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
+from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.launch import external_world_size
 from ippo_cli.training.memory import GIB, Memory
 from ippo_cli.training.preflight import (
@@ -24,10 +25,11 @@ from ippo_cli.training.preflight import (
     Material,
     device_kind,
     disk_needs,
+    example_schedule,
+    fitting_formats,
     free_disk,
     memory_of,
     memory_warning,
-    prompt_stream,
     read_material,
     this_machine,
     what_cannot_fit,
@@ -48,15 +50,15 @@ def show_plan(config: Config) -> None:
     build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
-    prompts = prompt_stream(config, plan, task, material)
+    formats = fitting_formats(config, plan, task, example_schedule(config, plan, task), material)
     memory = memory_of(config, plan, task, material, ranks)
     _show_sizes(config, task, plan, memory, ranks)
     _show_memory(memory, machine, ranks)
     _show_disk(config, material, ranks)
     _show_time(config, plan, material, ranks)
     _show_missing_weights(config)
-    _show_prompts(config, task, prompts)
-    for text in unusual_start(config, plan, prompts).values():
+    _show_prompts(config, task, formats)
+    for text in unusual_start(config, plan, task, formats).values():
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)
     if reason is not None:
@@ -151,11 +153,11 @@ def _show_missing_weights(config: Config) -> None:
             print(f"warning: actor.model={source} has no .safetensors file; training needs one")
 
 
-def _show_prompts(config: Config, task: Task, prompts: PromptStream) -> None:
+def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> None:
     """The first prompts as the model reads them, special characters spelled out."""
-    for name in config.task.agents:
-        texts = [prompts.text(name, task.train[row]) for row in range(min(2, len(task.train)))]
-        for text in texts:
+    for name, agent in config.task.agents.items():
+        for row in range(min(2, len(task.train))):
+            text = formats[name].text(first_message(name, agent, task.train[row]))
             _say(f"{name} reads", repr(text))
 
 

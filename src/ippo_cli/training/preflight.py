@@ -33,10 +33,13 @@ from ippo_cli.models.shape import (
     with_value_head,
 )
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
-from ippo_cli.rollout.collect import context_limit
-from ippo_cli.tasks.prompts import PromptStream, chat_template
+from ippo_cli.rollout.generator import context_limit
+from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
+from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
+from ippo_cli.types import Example
 
 LESS_MEMORY = (
     ("deepspeed=zero2", {"stage": 2, "offload_optimizer": False, "offload_params": False}),
@@ -136,21 +139,29 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes)
 
 
-def prompt_stream(config: Config, plan: Arithmetic, task: Task, material: Material) -> PromptStream:
-    """The prompt stream; that all of the run's prompts fit is known before the first one is asked."""
-    prompts = PromptStream(
+def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSchedule:
+    """Which examples each iteration works on."""
+    return ExampleSchedule(
         task.train,
-        config.task.agents,
-        material.tokenizers,
         seed=config.seed,
         prompts_per_iteration=plan.prompts_per_iteration,
         num_generations=config.rollout.num_generations,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
-        chat_template=chat_template(config.task),
     )
-    prompts.refuse_too_long(prompts.scheduled_examples(plan.num_iterations), "the training data", material.contexts)
-    prompts.refuse_too_long(enumerate(task.held_out), "the held-out data", material.contexts)
-    return prompts
+
+
+def fitting_formats(
+    config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
+) -> dict[str, PromptFormat]:
+    """How each agent is asked; that all first prompts of the run fit is known before the first one is asked."""
+    formats = prompt_formats(config.task, config.rollout, material.tokenizers)
+
+    def message(agent: str, example: Example) -> str:
+        return first_message(agent, config.task.agents[agent], example)
+
+    scheduled = schedule.scheduled_examples(plan.num_iterations)
+    refuse_too_long(formats, message, scheduled, "the training data", material.contexts)
+    refuse_too_long(formats, message, enumerate(task.held_out), "the held-out data", material.contexts)
+    return formats
 
 
 def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int) -> Memory:

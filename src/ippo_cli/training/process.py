@@ -26,6 +26,9 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
@@ -35,9 +38,10 @@ from ippo_cli.training.preflight import (
     Material,
     device_kind,
     disk_needs,
+    example_schedule,
+    fitting_formats,
     memory_of,
     memory_warning,
-    prompt_stream,
     read_material,
     this_machine,
     what_cannot_fit,
@@ -152,7 +156,8 @@ def build_trainer(
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)
     material = read_material(config, task, weights)
-    prompts = prompt_stream(config, plan, task, material)
+    schedule = example_schedule(config, plan, task)
+    formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
     agents = build_agents(config, weights, device)
     algorithm = Algorithm(
@@ -176,12 +181,21 @@ def build_trainer(
         found = checkpoints.load(state)
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
-    console.warn(run.note(unusual_start(config, plan, prompts)))
+    console.warn(run.note(unusual_start(config, plan, task, formats)))
+
+    def poll(agent: str, done: int, rows: int) -> None:
+        console.progress(f"{agent} writes", done, rows)
+        preemption.poll()
+
     return Trainer(
         config=config,
         plan=plan,
         task=task,
-        prompts=prompts,
+        schedule=schedule,
+        environments=EnvironmentPool(protocol_environment(config.task)),
+        formats=formats,
+        generator=HfGenerator(agents, config.rollout, poll),
+        device=device,
         reward=reward,
         state=state,
         run=run,

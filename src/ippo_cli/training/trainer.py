@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +18,13 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.score import score
-from ippo_cli.rewards.streaming import OnFinished, streaming_reward
-from ippo_cli.rollout.collect import collect
-from ippo_cli.tasks.prompts import PromptStream
+from ippo_cli.rewards.streaming import streaming_reward
+from ippo_cli.rollout.collect import OnEpisodes, collect
+from ippo_cli.rollout.generator import Draws, Generator, sampling_of
+from ippo_cli.rollout.rows import to_rows
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
@@ -40,7 +44,7 @@ from ippo_cli.training.run import Run
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import StepContext, update
-from ippo_cli.types import Example, PromptBatch, Rollout, Scores
+from ippo_cli.types import Batch, Episode, Rollout, Scores
 
 
 @dataclass
@@ -64,13 +68,17 @@ class Trainer:
     config: Config
     plan: Arithmetic
     task: Task
-    prompts: PromptStream
+    schedule: ExampleSchedule
+    environments: EnvironmentPool
+    formats: Mapping[str, PromptFormat]
+    generator: Generator
     reward: RewardFunction
     state: State
     run: Run
     checkpoints: Checkpoints
     console: Console
     preemption: PreemptionHandler
+    device: torch.device
     recent: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
@@ -133,31 +141,31 @@ class Trainer:
         agents, algorithm, config, clock = self.state.agents, self.state.algorithm, self.config, Stopwatch()
         context = StepContext(seed=config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         with distributed.failing_together():
-            batch = self.prompts.batch(iteration, distributed.rank(), distributed.world_size())
-        greedy_rollouts: dict[str, Rollout] = {}
+            batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+        greedy_episodes: list[Episode] = []
         if algorithm.needs_greedy:
             with clock("rollout"):
-                greedy_rollouts = self._collect(batch, seed=config.seed, purpose="", greedy=True)
-        with streaming_reward(
-            self.reward, _examples(batch), list(agents), config.reward.reward_batch_rows
-        ) as streaming:
+                greedy_episodes = self._collect(batch, Draws(seed=config.seed, purpose="", greedy=True))
+        with streaming_reward(self.reward, list(agents), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
-                sampled = self._collect(
+                episodes = self._collect(
                     batch,
-                    seed=config.seed,
-                    purpose=f"train/{iteration}",
-                    on_finished=streaming.on_finished if streaming else None,
+                    Draws(seed=config.seed, purpose=f"train/{iteration}"),
+                    on_episodes=streaming.on_finished if streaming else None,
                 )
+                sampled = self._rows(episodes)
             with clock("score"):
-                scores = score(
+                scored = score(
                     self.preemption.interruptible(self.reward),
-                    batch,
-                    sampled,
+                    episodes,
                     config.reward,
                     self.state.moments,
+                    device=self.device,
                     streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
-        greedy = self._scored_greedy(batch, greedy_rollouts, clock) if algorithm.needs_greedy else {}
+            scores, self.state.moments = scored.scores, scored.moments
+            self._warn_of_failed_rows(scored.failure)
+        greedy = self._scored_greedy(greedy_episodes, clock) if algorithm.needs_greedy else {}
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
@@ -183,7 +191,7 @@ class Trainer:
         if every == 0 or (iteration + 1) % every != 0:
             return []
         own = {name: scores[name].raw for name in scores}
-        return sample_rows("train", batch, rollouts, own, self.prompts, config.tracker.samples)
+        return sample_rows("train", episodes, own, config.tracker.samples)
 
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
         with distributed.failing_together():
@@ -217,46 +225,39 @@ class Trainer:
         if not last and self.preemption.agreed():
             raise PreemptionRequested
 
-    def _collect(
-        self,
-        batch: Mapping[str, PromptBatch],
-        *,
-        seed: int,
-        purpose: str,
-        greedy: bool = False,
-        on_finished: OnFinished | None = None,
-    ) -> dict[str, Rollout]:
-        """Rollouts of every agent; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
+    def _collect(self, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None) -> list[Episode]:
+        """Episodes of every example; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
         return collect(
-            self.state.agents,
+            self.environments,
+            self.formats,
             batch,
-            self.config.rollout,
-            seed=seed,
-            purpose=purpose,
-            greedy=greedy,
-            poll=self._poll,
-            on_finished=on_finished,
+            self.generator,
+            draws,
+            poll=self.preemption.poll,
+            on_episodes=on_episodes,
         )
 
-    def _scored_greedy(
-        self, batch: Mapping[str, PromptBatch], rollouts: Mapping[str, Rollout], clock: Stopwatch
-    ) -> dict[str, tuple[Rollout, Scores]]:
-        """What every agent says at its greedy_rollouts to the same prompts, scored as the sampled responses were."""
+    def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
+        filtered = sampling_of(self.config.rollout).filters
+        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.agents}
+
+    def _scored_greedy(self, episodes: Sequence[Episode], clock: Stopwatch) -> dict[str, tuple[Rollout, Scores]]:
+        """What every agent says greedily about the same examples, scored as the sampled episodes were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
-            scores = score(reward, batch, rollouts, self.config.reward, self.state.moments, observe=False)
-        return {name: (rollouts[name], scores[name]) for name in rollouts}
+            scored = score(reward, episodes, self.config.reward, self.state.moments, device=self.device, observe=False)
+        return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
-    def _poll(self, agent: str, done: int, rows: int) -> None:
-        self.console.progress(f"{agent} writes", done, rows)
-        self.preemption.poll()
+    def _warn_of_failed_rows(self, reason: str | None) -> None:
+        """Say once in a run why rows have no reward."""
+        if reason is not None:
+            with distributed.failing_together():
+                self.console.warn(self.run.note({"failed_rows": reason}))
 
     def _evaluate(self) -> Evaluation:
+        settings = self.config.evaluation
         return evaluate(
-            lambda batch, greedy: self._collect(
-                batch, seed=self.config.evaluation.seed, purpose="evaluation", greedy=greedy
-            ),
-            self.prompts,
+            lambda batch, greedy: self._collect(batch, Draws(seed=settings.seed, purpose="evaluation", greedy=greedy)),
             self.task,
             self.preemption.interruptible(self.reward),
             self.config,
@@ -291,8 +292,3 @@ class Trainer:
             "perf/samples_per_second": size * len(agents) / total,
             "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
         }
-
-
-def _examples(batch: Mapping[str, PromptBatch]) -> list[Example]:
-    """The examples of a batch: the same for every agent."""
-    return next(iter(batch.values())).examples

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, ValueUnit
+from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, PromptConfig, ValueUnit
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
-from ippo_cli.tasks.prompts import PromptStream, render_template
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.templates import first_message
+from ippo_cli.types import Example
 
 Row = Mapping[str, float]
 
@@ -29,22 +32,22 @@ def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
     return {name: text for name, text in said.items() if text is not None}
 
 
-def unusual_start(config: Config, plan: Arithmetic, prompts: PromptStream) -> dict[str, str]:
+def unusual_start(config: Config, plan: Arithmetic, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, str]:
     """What is unusual before the first iteration."""
-    unused = unused_templates(prompts)
-    rows = len(prompts.examples)
-    return unusual_settings(Settings(config=config, plan=plan, train_rows=rows, unused_templates=unused))
+    unused = unused_templates(formats, config.task.agents, task.train[0])
+    return unusual_settings(Settings(config=config, plan=plan, train_rows=len(task.train), unused_templates=unused))
 
 
-def unused_templates(prompts: PromptStream) -> list[str]:
+def unused_templates(
+    formats: Mapping[str, PromptFormat], agents: Mapping[str, PromptConfig], example: Example
+) -> list[str]:
     """Agents whose tokenizer has a chat template, and whose prompts are their bare texts."""
-    example = prompts.examples[0]
+    told = {name: first_message(name, agents[name], example) for name in formats}
     return [
         name
-        for name, tokenizer in prompts.tokenizers.items()
-        if getattr(tokenizer, "chat_template", None) is not None
-        and prompts.text(name, example)
-        == render_template(prompts.agents[name].template, example, f"task.agents.{name}.template")
+        for name, prompt_format in formats.items()
+        if getattr(prompt_format.tokenizer, "chat_template", None) is not None
+        and prompt_format.text(told[name]) == told[name]
     ]
 
 

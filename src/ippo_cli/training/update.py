@@ -19,7 +19,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.models.critic import split_values
 from ippo_cli.models.layout import build_sequences
-from ippo_cli.tasks.prompts import share
+from ippo_cli.tasks.schedule import share
 from ippo_cli.types import Minibatch, Rollout, Targets, take
 
 MAX_SKIPPED_IN_A_ROW = 5

@@ -1,0 +1,47 @@
+"""`reward=environment`: what the environment paid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.credit import num_steps, paid_turn, turn_steps
+from ippo_cli.types import Episode
+
+
+class EnvironmentReward:
+    """Each agent's own numbers are what it was paid, the team's the sum over its agents; parts are the environment's.
+
+    What is paid at a step in which an agent did not act belongs to the turn that it had last, or to its first one
+    where it had none yet.
+    """
+
+    def __init__(self, agents: Sequence[str]) -> None:
+        self.agents = list(agents)
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        names = sorted({name for episode in episodes for name in episode.parts})
+        return Reward(
+            team_by_step=[self._team(episode) for episode in episodes],
+            agent_by_turn={name: [_own(episode, name) for episode in episodes] for name in self.agents},
+            parts={name: [episode.parts.get(name, math.nan) for episode in episodes] for name in names},
+        )
+
+    def _team(self, episode: Episode) -> list[float]:
+        for step, paid in enumerate(episode.rewards):
+            if unknown := sorted(paid.keys() - set(self.agents)):
+                raise ValueError(
+                    f"the environment paid {unknown} at step {step}, and the agents are {sorted(self.agents)}"
+                )
+        sums = [float(sum(paid.values())) for paid in episode.rewards]
+        return sums + [0.0] * (num_steps(episode) - len(sums))
+
+
+def _own(episode: Episode, agent: str) -> list[float]:
+    steps = turn_steps(episode, agent)
+    paid_by_turn = [0.0] * len(steps)
+    for step, paid in enumerate(episode.rewards):
+        if steps and agent in paid:
+            paid_by_turn[paid_turn(steps, step)] += float(paid[agent])
+    return paid_by_turn

@@ -1,0 +1,47 @@
+"""Rewards of examples and texts as rewards of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.types import Episode, Example
+
+Responses = Mapping[str, Sequence[str]]
+"""What each agent said last in each episode."""
+ResponseReward = Callable[..., Reward]
+"""`function(examples, responses)`, or `function(examples, responses, episodes=episodes)`."""
+
+
+class OfResponses:
+    """Asks `function(examples, responses)` about episodes.
+
+    `responses` holds the text of each agent's last turn, and an empty text for an agent that never spoke. What the
+    function is given is its own to change.
+    """
+
+    def __init__(self, function: ResponseReward, agents: Sequence[str], *, with_episodes: bool = False) -> None:
+        self.function, self.agents, self._with_episodes = function, list(agents), with_episodes
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        examples: list[Example] = [episode.example for episode in episodes]
+        further: dict[str, list[Episode]] = (
+            {"episodes": [_copied(episode) for episode in episodes]} if self._with_episodes else {}
+        )
+        return self.function(examples, last_texts(episodes, self.agents), **further)
+
+
+def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, list[str]]:
+    """The text of each agent's last turn in each episode; empty where it had none."""
+    texts = {name: [""] * len(episodes) for name in agents}
+    for row, episode in enumerate(episodes):
+        for turn in episode.turns:
+            texts[turn.agent][row] = turn.completion.text
+    return texts
+
+
+def _copied(episode: Episode) -> Episode:
+    return replace(
+        episode, turns=list(episode.turns), rewards=[dict(paid) for paid in episode.rewards], parts=dict(episode.parts)
+    )

@@ -1,0 +1,216 @@
+"""Writing: requests of one agent in, completions out, through the model that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from ippo_cli.agents.agent import GenerationPolicy
+from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
+from ippo_cli.config.schema import RolloutConfig, Zero3Gather
+from ippo_cli.engine import distributed
+from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.types import Completion
+
+Poll = Callable[[str, int, int], None]  # agent, finished requests, all requests
+OnFinished = Callable[[Sequence[int], Sequence[Completion]], None]  # places of requests, and what was written
+KNOWN_TO_ALL: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
+    Zero3Gather.all: (Exception, PreemptionRequested),
+    Zero3Gather.layer: (NonFiniteError, PreemptionRequested),  # after anything else the others wait within a forward
+}
+"""What one rank may raise while it decodes without leaving the others in a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt to be continued. What is sampled depends on (seed, purpose, agent, index, turn) alone."""
+
+    prompt: list[int]
+    episode: int  # place of its episode among this rank's: later requests of one episode go on with its cache
+    index: int  # global sample index
+    turn: int  # of the agent in its episode, from 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What decides about every token that is sampled, besides the model and the prompt."""
+
+    seed: int
+    purpose: str
+    greedy: bool = False
+
+    def uniforms(self, agent: str, requests: Sequence[Request], width: int) -> Tensor:
+        """Numbers in [0, 1), `[len(requests), width]`."""
+        numbers = torch.empty(len(requests), width, dtype=torch.float64)
+        for turn in sorted({request.turn for request in requests}):
+            places = [place for place, request in enumerate(requests) if request.turn == turn]
+            stream = f"{self.purpose}/{agent}" + (f"/{turn}" if turn else "")
+            index = torch.tensor([requests[place].index for place in places], dtype=torch.long)
+            numbers[places] = uniforms(self.seed, stream, index, width)
+        return numbers
+
+
+class Generator(Protocol):
+    """Whoever continues prompts for the agents."""
+
+    def context_limit(self, agent: str) -> int:
+        """Tokens that a prompt and its completion may have together."""
+        ...
+
+    def generate(
+        self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+    ) -> list[Completion]:
+        """One completion for each request, in their order. Collective: ranks without requests take part.
+
+        `on_finished` is told of completions as soon as they end, those without room for a token left out.
+        """
+        ...
+
+
+class HfGenerator:
+    """Batched decoding with the agents' own models, one agent after another.
+
+    `poll` is called after every token. Where it raises `PreemptionRequested` on one rank, `generate` raises it on all:
+    after the agent, or with layered gathering before the next token.
+    """
+
+    def __init__(
+        self, policies: Mapping[str, GenerationPolicy], config: RolloutConfig, poll: Poll | None = None
+    ) -> None:
+        self._policies, self._config, self._poll = policies, config, poll
+        self._sampling = sampling_of(config)
+
+    def context_limit(self, agent: str) -> int:
+        return context_limit(self._policies[agent].model_config, self._config)
+
+    def generate(
+        self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+    ) -> list[Completion]:
+        with distributed.failing_together(KNOWN_TO_ALL[self._config.zero3_gather]):
+            return self._generated(agent, requests, draws, on_finished)
+        raise AssertionError("unreachable: the block above returns or raises")
+
+    def _generated(
+        self, agent: str, requests: Sequence[Request], draws: Draws, on_finished: OnFinished | None
+    ) -> list[Completion]:
+        def told(done: int, rows: int) -> None:
+            if self._poll is not None:
+                self._poll(agent, done, rows)
+
+        layered = self._config.zero3_gather is Zero3Gather.layer
+        meeting = _LayeredMeeting(told) if layered else None
+        sampling = replace(self._sampling, greedy=draws.greedy)
+        policy = self._policies[agent]
+        with record_function(f"ippo/rollout/{agent}"), policy.generation_mode(self._config.zero3_gather.value) as model:
+            numbers = None if draws.greedy else draws.uniforms(agent, requests, sampling.max_new_tokens)
+            try:
+                return _decode(
+                    model.lm,
+                    policy.tokenizer,
+                    [request.prompt for request in requests],
+                    sampling,
+                    uniforms=numbers,
+                    batch_size=self._config.decode_batch_size,
+                    context_limit=self.context_limit(agent),
+                    poll=told if meeting is None else meeting.poll,
+                    on_finished=on_finished,
+                    any_rank=None if meeting is None else meeting.any_rank,
+                )
+            except FloatingPointError as error:
+                raise NonFiniteError(f"{agent}: {error}") from error
+
+
+class _LayeredMeeting:
+    """Where ranks meet that decode in step: what `poll` raises on one of them is raised on all before the next forward.
+
+    All of them are then in the middle of the same rollout, and none waits for weights that another one holds.
+    """
+
+    def __init__(self, poll: Callable[[int, int], None]) -> None:
+        self._poll = poll
+        self._requested = False
+
+    def poll(self, done: int, rows: int) -> None:
+        try:
+            self._poll(done, rows)
+        except PreemptionRequested:
+            self._requested = True
+
+    def any_rank(self, flag: bool) -> bool:
+        up, requested = distributed.all_max(torch.tensor([int(flag), int(self._requested)])).tolist()
+        if requested:
+            raise PreemptionRequested
+        return bool(up)
+
+
+def sampling_of(config: RolloutConfig) -> Sampling:
+    """The sampling settings of training rollouts."""
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        max_new_tokens=config.max_new_tokens,
+        min_new_tokens=config.min_new_tokens,
+        stop_strings=tuple(config.stop_strings),
+        greedy=False,
+    )
+
+
+def context_limit(model_config: object, config: RolloutConfig) -> int:
+    """Tokens that a prompt and its completion may have together."""
+    made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
+    return min(made_for, config.context_limit or made_for)
+
+
+def _decode(model, tokenizer, prompts, sampling, *, on_finished, uniforms, **options):  # pyright: ignore
+    from ippo_cli.rollout.rows import _left_padded
+
+    device = next(model.parameters()).device
+    ids, mask = _left_padded(prompts) if prompts else (torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1).bool())
+    finished = None
+    if on_finished is not None:
+
+        def finished(rows, texts):
+            empty = torch.zeros(0)
+            on_finished(
+                rows,
+                [
+                    Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=True)
+                    for text in texts
+                ],
+            )
+
+    decoded = decode(
+        model,
+        tokenizer,
+        ids.to(device),
+        mask.to(device),
+        sampling,
+        finished=finished,
+        uniforms=None if uniforms is None else uniforms.to(device),
+        **options,
+    )
+    lengths = decoded.response_mask.sum(dim=1).tolist()
+    logprobs, behavior, said = decoded.logprobs.cpu(), decoded.behavior_logprobs.cpu(), decoded.response_ids.cpu()
+    same = decoded.behavior_logprobs is decoded.logprobs
+    result = []
+    for row, length in enumerate(lengths):
+        own = logprobs[row, :length]
+        result.append(
+            Completion(
+                ids=said[row, :length],
+                logprobs=own,
+                behavior_logprobs=own if same else behavior[row, :length],
+                text=decoded.texts[row],
+                finished=bool(decoded.finished[row]),
+            )
+        )
+    return result

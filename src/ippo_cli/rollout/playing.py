@@ -1,0 +1,154 @@
+"""One episode while it is played: whom it waits for, what was said, and how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ippo_cli.config.errors import IppoError
+from ippo_cli.rollout.generator import Draws, Request
+from ippo_cli.tasks.conversation import Conversation
+from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
+from ippo_cli.types import Completion, Episode, Example, Turn
+
+
+@dataclass(slots=True, eq=False)
+class Playing:
+    """An episode that grows turn by turn."""
+
+    place: int  # among this rank's
+    example: Example
+    index: int
+    environment: Environment | None = None
+    conversations: dict[str, Conversation] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict)  # by the environment, and in no prompt yet
+    waits_for: dict[str, str] = field(default_factory=dict)  # who is to act, and what each was told
+    actions: dict[str, Action] = field(default_factory=dict)  # of the step that is being played
+    turns: list[Turn] = field(default_factory=list)
+    rewards: list[Mapping[str, float]] = field(default_factory=list)
+    final: dict[str, list[int]] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    last: Step | None = None
+    truncation: str = ""
+    failure: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        ended = self.last is not None and (self.last.terminated or self.last.truncated)
+        return ended or bool(self.truncation) or self.failure is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether all who were to act have."""
+        return bool(self.actions) and not self.waits_for
+
+    def reset(self, environments: EnvironmentPool, draws: Draws) -> None:
+        """Begin; an environment that cannot fails the episode."""
+        try:
+            self.environment = environments.take()
+            self.told = _texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
+        except IppoError:  # a mistake in the configuration, which no episode would survive
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def request(self, agent: str) -> Request:
+        """What an agent is to continue."""
+        turn = sum(turn.agent == agent for turn in self.turns)
+        return Request(prompt=self.conversations[agent].ids, episode=self.place, index=self.index, turn=turn)
+
+    def take(self, agent: str, completion: Completion) -> None:
+        """An agent's answer; one that was taken as soon as it ended is taken once."""
+        if agent not in self.waits_for:
+            return
+        turn = Turn(
+            agent=agent,
+            step=len(self.rewards),
+            observation=self.waits_for.pop(agent),
+            prompt=list(self.conversations[agent].ids),
+            completion=completion,
+        )
+        self.turns.append(turn)
+        self.actions[agent] = Action(completion.text, completion.finished)
+
+    def step(self) -> None:
+        """Let the environment answer; one that cannot fails the episode."""
+        assert self.environment is not None
+        actions, self.actions = self.actions, {}
+        try:
+            self.last = self.environment.step(actions)
+            self.rewards.append({agent: float(number) for agent, number in self.last.rewards.items()})
+            self.parts |= self.last.parts
+            self.told = _texts(self.last.observations)
+            if not self.over and not self.told:
+                raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
+        except IppoError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return
+        if self.last.truncated and not self.last.terminated:
+            self.truncation = "environment"
+        if self.last.terminated:
+            self.told = {}  # nobody reads on
+
+    def refuse_strangers(self, agents: Collection[str]) -> None:
+        """Fail where the environment talks to somebody who is no agent."""
+        if strangers := sorted(set(self.told) - set(agents)):
+            self._fail(ValueError(f"the environment tells {strangers[0]!r} something; agents are {' '.join(agents)}"))
+
+    def last_completion(self, agent: str) -> Completion:
+        """What an agent wrote last."""
+        return next(turn.completion for turn in reversed(self.turns) if turn.agent == agent)
+
+    def read(self, limits: Mapping[str, int]) -> None:
+        """Wait for those who were told something, whose prompts hold it now; end where one has no room to answer."""
+        prompts = {agent: self.conversations[agent].ids for agent in self.told}
+        fits = {agent: len(ids) < limits[agent] for agent, ids in prompts.items()}
+        if not self.over and not all(fits.values()):
+            self.truncation = "context"
+        if self.over:
+            self.final = {agent: list(ids) for agent, ids in prompts.items() if fits[agent]}
+        else:
+            self.waits_for = dict(self.told)
+        self.told = {}
+
+    def leave(self, environments: EnvironmentPool) -> None:
+        """Hand the environment back; one that failed, or is in the middle of something, is not used again."""
+        if self.environment is not None:
+            environments.give_back(self.environment, usable=self.over and self.failure is None)
+            self.environment = None
+
+    def episode(self) -> Episode:
+        """What was played."""
+        return Episode(
+            example=self.example,
+            index=self.index,
+            turns=self.turns,
+            rewards=self.rewards,
+            final=self.final,
+            last_observations=dict(self.last.observations) if self.last is not None and self.over else {},
+            terminated=self.last is not None and self.last.terminated and self.failure is None,
+            unfinished=frozenset() if self.last is None else self.last.unfinished,
+            truncation=self.truncation,
+            failure=self.failure,
+            parts=self.parts,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        self.failure, self.told, self.actions = error, {}, {}
+        self.waits_for.clear()
+
+
+def environment_seed(draws: Draws, index: int) -> int:
+    """The seed of an episode's environment, below 2**31: a function of (seed, purpose, index)."""
+    name = f"{draws.seed}/{draws.purpose}/environment/{index}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1
+
+
+def _texts(observations: Mapping[str, str]) -> Mapping[str, str]:
+    for agent, text in observations.items():
+        if not isinstance(text, str):
+            raise TypeError(f"the environment told {agent} {text!r:.60}, which is no text")
+    return dict(observations)

@@ -1,0 +1,105 @@
+"""From episodes to rows: one agent's part of each, padded, with holes where others spoke."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ippo_cli.types import Episode, Rollout, Turn
+
+
+def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
+    """Row b is the agent's part of episode b; one that never spoke has an empty mask.
+
+    A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
+    between two of them, masked out, what the agent read before it wrote again; after the last one what it was told at
+    the end of a truncated episode. `filtered` says whether tokens were drawn from something else than the policy.
+    """
+    turns = [episode.of(agent) for episode in episodes]
+    parts = [_parts(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
+    columns = _Columns(parts)
+    # An agent without a turn reads one token, whichever: a model cannot read nothing.
+    prompt_ids, prompt_mask = _left_padded([own[0].prompt if own else [0] for own in turns])
+    turn = columns.padded(columns.turn, empty=-1)
+    logprobs = columns.padded(columns.of("logprobs", torch.float32)).to(device)
+    return Rollout(
+        prompt_ids=prompt_ids.to(device),
+        prompt_mask=prompt_mask.to(device),
+        response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
+        response_mask=(turn >= 0).to(device),
+        turn=turn.to(device),
+        logprobs=logprobs,
+        behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device)
+        if filtered
+        else logprobs,
+        finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
+        texts=[own[-1].completion.text if own else "" for own in turns],
+    )
+
+
+class _Part:
+    """Some columns of a row: a completion, or what was read after it."""
+
+    __slots__ = ("behavior_logprobs", "ids", "logprobs", "turn")
+
+    def __init__(self, ids: Tensor, logprobs: Tensor, behavior_logprobs: Tensor, turn: int) -> None:
+        self.ids, self.logprobs, self.behavior_logprobs, self.turn = ids, logprobs, behavior_logprobs, turn
+
+
+def _parts(turns: Sequence[Turn], final: Sequence[int] | None) -> list[_Part]:
+    parts: list[_Part] = []
+    for number, turn in enumerate(turns):
+        if number:
+            parts.append(_read_between(turns[number - 1], turn.prompt))
+        said = turn.completion
+        parts.append(_Part(said.ids, said.logprobs, said.behavior_logprobs, number))
+    if turns and final is not None:
+        parts.append(_read_between(turns[-1], final))
+    return parts
+
+
+def _read_between(before: Turn, prompt: Sequence[int]) -> _Part:
+    """What an agent read after its turn before it wrote again. Raises `ValueError` where that rewrites the past."""
+    known = before.prompt + before.completion.ids.tolist()
+    if list(prompt[: len(known)]) != known:
+        raise ValueError(f"a later prompt of {before.agent} does not begin with what was read and written before")
+    zeros = torch.zeros(len(prompt) - len(known))
+    return _Part(torch.tensor(prompt[len(known) :], dtype=torch.long), zeros, zeros, -1)
+
+
+class _Columns:
+    """The parts of all rows one after another, and where each belongs in `[B, R]`; R is at least 1."""
+
+    def __init__(self, rows: Sequence[Sequence[_Part]]) -> None:
+        self._parts = [part for row in rows for part in row]
+        sizes = torch.tensor([len(part.ids) for part in self._parts], dtype=torch.long)
+        numbers = torch.tensor([part.turn for part in self._parts], dtype=torch.long)
+        self.turn = numbers.repeat_interleave(sizes)
+        self.lengths = torch.tensor([sum(len(part.ids) for part in row) for row in rows], dtype=torch.long)
+        self._row = torch.arange(len(rows)).repeat_interleave(self.lengths)
+        starts = self.lengths.cumsum(0) - self.lengths
+        self._column = torch.arange(len(self._row)) - starts[self._row]
+
+    def of(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One attribute of all parts, in their order."""
+        return torch.cat([torch.empty(0, dtype=dtype), *(getattr(part, name) for part in self._parts)])
+
+    def padded(self, values: Tensor, *, empty: int = 0) -> Tensor:
+        """Values in the order of the parts as `[B, R]`, padded on the right."""
+        width = max(1, int(self.lengths.max())) if len(self.lengths) else 1
+        padded = torch.full((len(self.lengths), width), empty, dtype=values.dtype)
+        padded[self._row, self._column] = values
+        return padded
+
+
+def _left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of unlike lengths as `[B, P]`, padded on the left, and where they are."""
+    width = max(map(len, rows), default=1)
+    padded = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        padded[number, width - len(row) :] = torch.tensor(row, dtype=torch.long)
+        mask[number, width - len(row) :] = True
+    return padded, mask

@@ -1,0 +1,62 @@
+"""Work on many things, of which each may be slow: shared with threads where it turns out to be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE_S = 0.02
+"""What is done within this time is done without threads, which would cost more than they save."""
+POLL_S = 0.2
+
+
+def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None) -> None:
+    """Call `work` for every item, up to `workers` of them at once where they take long. Raises what the first raised.
+
+    Threads are left behind where `poll` raises, and do not keep the process alive.
+    """
+    waiting = iter(items)
+    began = time.perf_counter()
+    for item in waiting:
+        work(item)
+        if poll is not None:
+            poll()
+        if workers > 1 and time.perf_counter() - began > PATIENCE_S:
+            break
+    _share(list(waiting), work, workers, poll)
+
+
+def _share(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None) -> None:
+    errors: dict[int, BaseException] = {}
+    numbers = iter(range(len(items)))
+    lock, stop = threading.Lock(), threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                work(items[number])
+            except BaseException as error:
+                errors[number] = error
+                stop.set()
+
+    threads = [threading.Thread(target=run, name="environment", daemon=True) for _ in range(min(workers, len(items)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(POLL_S)
+                if poll is not None:
+                    poll()
+    finally:
+        stop.set()
+    if errors:
+        raise errors[min(errors)]

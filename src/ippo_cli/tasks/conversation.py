@@ -1,0 +1,295 @@
+"""From what an agent is told and says to the token ids that its policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import JsonlConfig, RolloutConfig, TaskConfig
+from ippo_cli.types import Completion, Example
+
+ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
+SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
+
+ANCHORS = ("\n", ".", "a")  # texts after which a bridge is tokenised: the first that it does not grow together with
+PROBES = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
+
+Message = dict[str, str]  # role and content
+FirstMessage = Callable[[str, Example], str]
+"""What an agent is told first about an example."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One agent's part of an episode: grows with every turn."""
+
+    messages: list[Message]
+    text: str  # what the policy reads next
+    ids: list[int]  # that text's tokens; after the first turn, the tokens that were written and not their text's
+    detached: bool = False  # whether this prompt is no extension of what was read and written before
+
+
+class PromptFormat:
+    """How one agent's tokenizer writes what it is told: through its chat template, or as it is."""
+
+    def __init__(
+        self,
+        agent: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        system: str | None = None,
+        chat_template: bool | str = False,
+        max_prompt_tokens: int,
+        history: str = "prefix",
+    ) -> None:
+        self.agent = agent
+        self.tokenizer = tokenizer
+        self.system = system
+        self.max_prompt_tokens = max_prompt_tokens
+        self.history = history
+        self.chat = self._has_chat(chat_template)
+
+    def _has_chat(self, wanted: bool | str) -> bool:
+        """Whether the agent is asked through its tokenizer's chat template; `auto` does so where there is one."""
+        there = self.tokenizer.chat_template is not None
+        if wanted is True and not there:
+            raise ConfigError(
+                "task.chat_template=true",
+                f"needs a chat template, and agent {self.agent}'s tokenizer has none",
+                "set task.chat_template=auto, or use an instruction-tuned model",
+            )
+        chat = bool(wanted) and there
+        if self.system is not None and not chat:
+            raise ConfigError(
+                f"task.agents.{self.agent}.system={self.system!r}",
+                "has an effect with a chat template only, and none is used for this agent",
+                "use an instruction-tuned model, or put the text into the template",
+            )
+        return chat
+
+    def begin(self, observations: Sequence[str]) -> list[Conversation]:
+        """Conversations in which the agent was told one thing each, and is to answer."""
+        begun = [self._first_messages(observation) for observation in observations]
+        texts = [self._written(messages) for messages in begun]
+        made = [
+            Conversation(messages=messages, text=text, ids=ids)
+            for messages, text, ids in zip(begun, texts, self._ids(texts), strict=True)
+        ]
+        for conversation in made:
+            if not conversation.ids:
+                self.refuse(conversation.text, 0)
+        return made
+
+    def extend(
+        self, conversations: Sequence[Conversation], completions: Sequence[Completion], observations: Sequence[str]
+    ) -> None:
+        """Add what the agent answered and what it is told then, to be answered next.
+
+        The ids that the policy reads next are those it read before, those it wrote, and the ids of what stands between
+        that and its next answer, which are tokenised by themselves. Where a chat template writes the history in
+        another way than it was read, there are no such ids: `ConfigError`, or with history="turns" the whole
+        conversation is tokenised anew, and the conversation is `detached`.
+        """
+        bridges: list[tuple[Conversation, Completion, str]] = []
+        rewritten: list[Conversation] = []
+        for conversation, completion, observation in zip(conversations, completions, observations, strict=True):
+            bridge = self._answer(conversation, completion, observation)
+            conversation.detached = bridge is None
+            if bridge is None:
+                rewritten.append(conversation)
+            else:
+                bridges.append((conversation, completion, bridge))
+        stops = [self._stop_token(completion) for _, completion, _ in bridges]
+        ids = self._bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
+        for (conversation, completion, _), between in zip(bridges, ids, strict=True):
+            conversation.ids = [*conversation.ids, *completion.ids.tolist(), *between]
+        fresh = self._ids([conversation.text for conversation in rewritten])
+        for conversation, whole in zip(rewritten, fresh, strict=True):
+            conversation.ids = whole
+
+    def refuse_rewritten_history(self) -> None:
+        """Raise `ConfigError` for a chat template under which a history cannot be continued token by token.
+
+        Tried on two rounds of a made-up conversation, with and without thinking in the answers: a template that drops
+        it would fail in the midst of a run.
+        """
+        if not self.chat or self.history != "prefix":
+            return
+        for answer in PROBES:
+            messages = self._first_messages("One?")
+            probe = Conversation(messages=messages, text=self._written(messages), ids=[])
+            for told in ("Two?", "Three?"):
+                self._answer(probe, _spoken(answer), told)
+
+    def _answer(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
+        """Add an answer and the next message to the texts of a conversation.
+
+        Returns what stands between the tokens that were written and the next answer; None for a rewritten history.
+        """
+        said, before = completion.text, conversation.text
+        conversation.messages += [{"role": "assistant", "content": said}, {"role": "user", "content": observation}]
+        if not self.chat:
+            conversation.text = before + said + self._stop_token(completion) + observation
+            return observation
+        conversation.text = now = self._written(conversation.messages)
+        if not now.startswith(before):
+            return self._rewritten(before, now)
+        rest = now[len(before) :]
+        # Some templates strip what was said.
+        written = next((form for form in _stripped(said) if rest.startswith(form)), None)
+        if written is None:
+            return self._rewritten(before + said, now)
+        return rest[len(written) :].removeprefix(self._stop_token(completion))
+
+    def _rewritten(self, expected: str, now: str) -> None:
+        """Raise `ConfigError` where histories must be continued as they are."""
+        if self.history != "prefix":
+            return
+        pairs = zip_longest(expected, now)
+        place = next(place for place, (wanted, there) in enumerate(pairs) if wanted != there)
+        around = slice(max(place - 20, 0), place + 40)
+        raise ConfigError(
+            f"rollout.history={self.history}",
+            f"needs a chat template that keeps what was said, and that of agent {self.agent}'s tokenizer writes "
+            f"{now[around]!r} where {expected[around]!r} was read and written",
+            "use rollout.history=turns, which trains each turn after the prompt that it was written to",
+        )
+
+    def _stop_token(self, completion: Completion) -> str:
+        """The special token that a completion ends in; empty where it was cut, or ended by a stop string."""
+        if not completion.finished or not len(completion.ids):
+            return ""
+        last = int(completion.ids[-1])
+        return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
+
+    def _bridge_ids(self, bridges: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """The ids of texts as they are after something else: after the given stop token, or after other text.
+
+        A tokenizer may begin a text with a token or a space of its own, and a special token may swallow the space
+        after it. So each is tokenised after an anchor: the stop token, or else a text that does not grow together with
+        it.
+        """
+        made: dict[int, list[int]] = {row: [] for row, (_, text) in enumerate(bridges) if not text}
+        for anchor in (None, *ANCHORS, ""):
+            waiting = [
+                row for row in range(len(bridges)) if row not in made and (anchor is not None or bridges[row][0])
+            ]
+            anchors = [bridges[row][0] if anchor is None else anchor for row in waiting]
+            texts = [before + bridges[row][1] for before, row in zip(anchors, waiting, strict=True)]
+            heads = {before: self._plain_ids([before])[0] if before else [] for before in set(anchors)}
+            for row, before, ids in zip(waiting, anchors, self._plain_ids(texts), strict=True):
+                head = heads[before]
+                if ids[: len(head)] == head:
+                    made[row] = ids[len(head) :]
+        return [made[row] for row in range(len(bridges))]
+
+    def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+
+    def text(self, observation: str) -> str:
+        """What the agent reads where it is told one thing."""
+        return self._written(self._first_messages(observation))
+
+    def refuse(self, text: str, length: int, place: str = ",") -> None:
+        """Raise `ConfigError` for a prompt of no tokens, or of more than are allowed."""
+        if not 0 < length <= self.max_prompt_tokens:
+            raise ConfigError(
+                f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
+                f"does not allow agent {self.agent}'s prompt of {length} tokens{place} {text[:60]!r}",
+                "raise it, or shorten the prompts" if length else "prompts must have a token",
+            )
+
+    def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
+        """Raise `ConfigError` for a first message, of the given row of `source`, that there is no room for.
+
+        A text has at most as many tokens as bytes, so that most rows need no tokenizer.
+        """
+        # What a chat template writes around them is constant.
+        _, first = rows[0]
+        around = SLACK + self.tokenizer.num_special_tokens_to_add()
+        around += len(self.text(first).encode()) - len(first.encode())
+        room = min(self.max_prompt_tokens, context - 1) - around
+        suspects = [(row, self.text(told)) for row, told in rows if not 0 < len(told.encode()) <= room]
+        ids = self._ids([text for _, text in suspects])
+        for (row, text), length in zip(suspects, map(len, ids), strict=True):
+            self.refuse(text, length, f", row {row} of {source},")
+            if length >= context:
+                raise ConfigError(
+                    f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
+                    f"lets in agent {self.agent}'s prompt of {length} tokens, row {row} of {source}, {text[:60]!r}, "
+                    f"which leaves no room for a response in its context of {context}",
+                    "shorten the prompts, or use a model with a longer context",
+                )
+
+    def _first_messages(self, observation: str) -> list[Message]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": observation}]
+
+    def _written(self, messages: Sequence[Message]) -> str:
+        """The messages as the policy reads them before it writes the next one."""
+        if not self.chat:
+            return "".join(message["content"] for message in messages)
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of the model's, and raises what it likes
+            said = (str(error) or repr(error)).splitlines()[0]
+            rule = f"is refused by the chat template of {self.agent}'s tokenizer ({said})"
+            if self.system is None:
+                raise ConfigError("task.chat_template=true", rule, "set it to false") from error
+            setting = f"task.agents.{self.agent}.system={self.system!r}"
+            raise ConfigError(setting, rule, "set it to null, and put its text into the template") from error
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        # A chat template writes its own special tokens.
+        return self.tokenizer(list(texts), add_special_tokens=not self.chat).input_ids if texts else []
+
+
+def _stripped(text: str) -> tuple[str, ...]:
+    """A text, and what chat templates make of one.
+
+    With a space before it, too: tokenizers whose words begin with theirs leave the first one out of a text.
+    """
+    forms = (text, text.rstrip(), text.lstrip(), text.strip(), text.lstrip("\n"), text.strip("\n"))
+    return (*forms, f" {text}", f" {text.rstrip()}")
+
+
+def _spoken(text: str) -> Completion:
+    nothing = torch.zeros(0)
+    return Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=False)
+
+
+def prompt_formats(
+    task: TaskConfig, rollout: RolloutConfig, tokenizers: Mapping[str, PreTrainedTokenizerBase]
+) -> dict[str, PromptFormat]:
+    """Every agent's format. Raises `ConfigError` where a chat template or system message cannot be used."""
+    chat = task.chat_template if isinstance(task, JsonlConfig) else False
+    return {
+        name: PromptFormat(
+            name,
+            tokenizer,
+            system=task.agents[name].system,
+            chat_template=chat,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+        )
+        for name, tokenizer in tokenizers.items()
+    }
+
+
+def refuse_too_long(
+    formats: Mapping[str, PromptFormat],
+    message: FirstMessage,
+    rows: Iterable[tuple[int, Example]],
+    source: str,
+    contexts: Mapping[str, int],
+) -> None:
+    """Raise `ConfigError` for a row of `source` that an agent with a context of `contexts` tokens has no room for."""
+    waiting = iter(rows)
+    while part := list(islice(waiting, ROWS_AT_ONCE)):
+        for name, prompt_format in formats.items():
+            told = [(row, message(name, example)) for row, example in part]
+            prompt_format.refuse_too_long(told, source, contexts[name])

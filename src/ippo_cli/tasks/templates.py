@@ -1,0 +1,74 @@
+"""Templates of what agents are told: text with `{field}` for what an example or the conversation says."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from functools import cache
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import PromptConfig
+from ippo_cli.types import Example
+
+NOTHING: Mapping[str, str] = {}
+
+
+def render_template(template: str, example: Example, setting: str, told: Mapping[str, str] = NOTHING) -> str:
+    """The template with each `{field}` replaced by that field of the example, or of what the conversation has `told`.
+
+    `{{` and `}}` are braces.
+    """
+    parts: list[str] = []
+    for literal, field, form, conversion in _pieces(template, setting):
+        parts.append(literal)
+        if form or conversion:
+            raise ConfigError(
+                f"{setting}={template!r}",
+                f"formats the field {field!r}, and fields stay as they are",
+                f"write {{{field}}}, or {{{{ and }}}} for braces",
+            )
+        if field is not None:
+            parts.append(_value(field, example, told, f"{setting}={template!r}"))
+    return "".join(parts)
+
+
+def fields_of(template: str, setting: str) -> set[str]:
+    """The fields that a template names."""
+    return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
+
+
+def first_message(agent: str, config: PromptConfig, example: Example, told: Mapping[str, str] = NOTHING) -> str:
+    """What an agent is told first about an example."""
+    return render_template(config.template, example, f"task.agents.{agent}.template", told)
+
+
+def _value(field: str, example: Example, told: Mapping[str, str], setting: str) -> str:
+    if field in told:
+        if field in example:
+            raise ConfigError(
+                setting,
+                f"names {field!r}, which both the examples and the conversation have",
+                "rename that field of the examples",
+            )
+        return told[field]
+    if field not in example:
+        known = " ".join(example) + (f"; the conversation has: {' '.join(told)}" if told else "")
+        raise ConfigError(setting, f"names the field {field!r}, which examples do not have", f"they have: {known}")
+    if example[field] is None:  # the word None is nothing that anybody meant to say
+        raise ConfigError(
+            setting,
+            f"names the field {field!r}, which is null in an example",
+            "fill it in, or leave such examples out",
+        )
+    return str(example[field])
+
+
+@cache  # every row is filled in, and reading the template is most of that
+def _pieces(template: str, setting: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
+    """Literal text, the field after it, and how that is to be formatted."""
+    try:
+        return tuple(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"{setting}={template!r}", f"is no template ({error})", "write {{ and }} for braces"
+        ) from error

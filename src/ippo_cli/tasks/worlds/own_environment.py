@@ -1,0 +1,148 @@
+"""`task=environment`: an environment of one's own, with Gymnasium's `reset`, `step` and `close`, in texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.rewards.function import load_function
+from ippo_cli.rewards.located import located
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.worlds.config import OwnEnvironmentConfig
+from ippo_cli.types import Example
+
+METHODS = ("reset", "step", "close")
+
+
+class OwnEnvironment:
+    """What a user's function returned.
+
+    With one agent, observations and actions are texts and the reward is a number:
+
+        class Guess:
+            def reset(self, seed):
+                self.number = seed % 10
+                return "a digit?", {}
+
+            def step(self, action):
+                right = action.strip() == str(self.number)
+                return "yes" if right else "no", float(right), right, False, {"right": right}
+
+            def close(self): ...
+
+    With several, `reset` and `step` return a dict from agent to text, whose keys say who acts next; `step` is given a
+    dict from those agents to their answers, and its rewards are a dict from agent to number (agents left out get
+    nothing). Once the episode has ended, the observations are what agents see last. Numbers in `info` are logged.
+    """
+
+    def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
+        self.environment = environment
+        self.name = name
+        self.agents = list(agents)
+        self.max_turns = max_turns
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        """The example's seed is the one that `reset` is given: with equal actions, an example always goes alike."""
+        result = self.environment.reset(seed=example["seed"])
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
+        self.turns: Counter[str] = Counter()
+        observations = self._observations(result[0], "reset")
+        if not observations:
+            raise ValueError(f"{self.name}: reset must tell at least one agent something")
+        return observations
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        texts = {agent: action.text for agent, action in actions.items()}
+        self.turns.update(list(texts))
+        result = self.environment.step(texts if self.by_agent else texts[self.agents[0]])
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(
+                f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_kind(result)}"
+            )
+        told, reward, terminated, truncated, info = result
+        observations = self._observations(told, "step")
+        if not (observations or terminated or truncated):
+            raise ValueError(f"{self.name}: step must tell at least one agent something until the episode ends")
+        limited = self.max_turns is not None and max(self.turns.values()) >= self.max_turns
+        return Step(
+            observations=observations,
+            rewards=self._rewards(reward),
+            terminated=bool(terminated),
+            truncated=not terminated and (bool(truncated) or limited),
+            parts={name: float(value) for name, value in info.items() if isinstance(value, Real)},
+        )
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """What may be answered now, by agent, where the environment has a method `actions` that says so."""
+        offered = getattr(self.environment, "actions", None)
+        if not callable(offered):
+            return {}
+        listed: Any = offered()
+        return listed if isinstance(listed, Mapping) else {self.agents[0]: list(listed)}
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _observations(self, told: Any, method: str) -> Mapping[str, str]:
+        self.by_agent = not isinstance(told, str)
+        observations = {self.agents[0]: told} if isinstance(told, str) else told
+        if isinstance(told, str) and len(self.agents) > 1:
+            raise TypeError(f"{self.name}: {method} must return a dict from agent to text: the task has several agents")
+        if not isinstance(observations, Mapping):
+            raise TypeError(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
+        for agent, text in observations.items():
+            self._check_agent(agent, method)
+            if not isinstance(text, str):
+                raise TypeError(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
+        return observations
+
+    def _rewards(self, reward: Any) -> Mapping[str, float]:
+        if not isinstance(reward, Mapping):
+            if len(self.agents) > 1:
+                raise TypeError(f"{self.name}: step must return rewards by agent: the task has several agents")
+            reward = {self.agents[0]: reward}
+        for agent in reward:
+            self._check_agent(agent, "step")
+        return {agent: float(number) for agent, number in reward.items()}
+
+    def _check_agent(self, agent: str, method: str) -> None:
+        if agent not in self.agents:
+            raise ValueError(f"{self.name}: {method} names {agent!r}, and task.agents are {', '.join(self.agents)}")
+
+
+def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironment]:
+    """What makes environments of this configuration; `ConfigError` where the first one cannot be made."""
+    make = _function(config)
+
+    def environment() -> OwnEnvironment:
+        made = make(**config.environment_args)
+        if missing := [method for method in METHODS if not callable(getattr(made, method, None))]:
+            raise TypeError(f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}")
+        return OwnEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
+
+    try:
+        spare = [environment()]
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(
+            f"task.environment={config.environment} task.environment_args={config.environment_args}",
+            f"cannot be made ({located(error)})",
+            "mend the function, or what it is given",
+        ) from error
+    return lambda: spare.pop() if spare else environment()
+
+
+def _function(config: OwnEnvironmentConfig) -> Callable[..., Any]:
+    try:
+        return load_function(str(config.environment))
+    except ConfigError as error:  # it speaks of the key that it was written for
+        error.args = (str(error).replace("reward.function=", "task.environment=", 1),)
+        error.key = "task.environment"
+        raise
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")

@@ -1,0 +1,223 @@
+"""From what an agent is told to the token ids that its policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from chats import FAMILIES, tokenizer_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.config.schema import AgentConfig
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.tasks.conversation import PromptFormat, refuse_too_long, tokenize_prompts
+from ippo_cli.tasks.templates import first_message
+from ippo_cli.types import Batch, Completion, Example, PromptBatch
+
+ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
+CHAT = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+Make = Callable[..., "Formats"]
+TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module")
+def agents() -> dict[str, AgentConfig]:
+    return typed(resolve(compose_node([]))).task.agents
+
+
+@pytest.fixture
+def formats(agents: dict[str, AgentConfig]) -> Make:
+    """A maker of both agents' formats."""
+
+    def make(**changes: Any) -> Formats:
+        tokenizer = character_tokenizer([chr(code) for code in range(32, 127)])
+        tokenizer.chat_template = changes.pop("template", None)
+        asked = {name: replace(agent, **changes.pop(name, {})) for name, agent in agents.items()}
+        settings = {"max_prompt_tokens": 60} | changes
+        made = {name: PromptFormat(name, tokenizer, system=agent.system, **settings) for name, agent in asked.items()}
+        return Formats(made, asked)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Formats:
+    formats: dict[str, PromptFormat]
+    agents: dict[str, AgentConfig]
+
+    def message(self, agent: str, example: Example) -> str:
+        return first_message(agent, self.agents[agent], example)
+
+    def text(self, agent: str, example: Example) -> str:
+        return self.formats[agent].text(self.message(agent, example))
+
+    def tokenize(self, *examples: Example) -> dict[str, PromptBatch]:
+        batch = Batch(examples=list(examples), index=torch.arange(5, 5 + len(examples)))
+        return tokenize_prompts(self.formats, self.agents, batch)
+
+    def refuse_too_long(self, examples: Iterable[Example], source: str, contexts: dict[str, int]) -> None:
+        refuse_too_long(self.formats, self.message, enumerate(examples), source, contexts)
+
+    def read(self, batch: PromptBatch) -> list[str]:
+        tokenizer = self.formats["low"].tokenizer
+        return [tokenizer.decode(row[keep]) for row, keep in zip(batch.ids, batch.mask, strict=True)]
+
+
+def test_every_agent_is_asked_about_the_same_examples_in_its_own_words(formats: Make) -> None:
+    made = formats()
+    batch = made.tokenize(*ROWS)
+    assert list(batch) == ["low", "high"]
+    assert batch["low"].examples == batch["high"].examples
+    assert torch.equal(batch["low"].index, batch["high"].index)
+    for name, end in (("low", "<"), ("high", ">")):
+        expected = [row["letters"] + end for row in batch[name].examples]
+        assert made.read(batch[name]) == expected
+
+
+def test_prompts_are_padded_on_the_left_and_masks_come_from_lengths(formats: Make) -> None:
+    made = formats()
+    batch = made.tokenize({"letters": "a"}, {"letters": "abc"})["low"]
+    tokenizer = made.formats["low"].tokenizer
+    assert batch.mask.tolist() == [[False, False, True, True], [True] * 4]
+    assert batch.ids[0, 2:].tolist() == tokenizer("a<").input_ids
+    assert batch.ids.dtype == torch.int64
+    assert batch.index.tolist() == [5, 6]
+
+
+def test_asking_about_nothing_gives_an_empty_batch(formats: Make) -> None:
+    batch = formats().tokenize()["low"]
+    assert len(batch.ids) == len(batch.mask) == len(batch.examples) == 0
+
+
+def test_a_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
+    made = formats(
+        chat_template=True,
+        template=CHAT,
+        high={"system": "Be brief."},
+        low={"template": "Sort {letters}"},
+    )
+    assert made.text("low", {"letters": "ba"}) == "<user>Sort ba<assistant>"
+    assert made.text("high", {"letters": "ba"}) == "<system>Be brief.<user>ba><assistant>"
+    batch = made.tokenize({"letters": "ba"})["low"]
+    assert made.read(batch) == ["<user>Sort ba<assistant>"]
+
+
+def test_a_chat_template_that_is_not_there_is_told_before_training(formats: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^task\.chat_template=true needs a chat template, and agent low's .*; set"):
+        formats(chat_template=True)
+
+
+def test_auto_uses_a_chat_template_where_the_tokenizer_has_one(formats: Make) -> None:
+    row = {"letters": "ba"}
+    assert formats(chat_template="auto", template=CHAT).text("low", row) == "<user>ba<<assistant>"
+    assert formats(chat_template="auto").text("low", row) == "ba<"
+    assert formats(chat_template=False, template=CHAT).text("low", row) == "ba<"
+
+
+def test_a_system_message_that_no_chat_template_would_write_is_refused(formats: Make) -> None:
+    briefly = {"system": "Be brief."}
+    formats(chat_template="auto", template=CHAT, high=briefly)
+    with pytest.raises(
+        ConfigError, match=r"^task\.agents\.high\.system='Be brief\.' has an effect with a chat .*; use"
+    ):
+        formats(chat_template="auto", high=briefly)
+
+
+def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(formats: Make) -> None:
+    made = formats(max_prompt_tokens=6)
+    made.tokenize({"letters": "abcde"})
+    with pytest.raises(ConfigError) as raised:
+        made.tokenize({"letters": "abcde"}, {"letters": "abcdef"})
+    said = str(raised.value)
+    assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
+
+
+WIDE = {"low": 99, "high": 99}
+
+
+def test_a_prompt_that_is_too_long_is_found_before_it_is_asked(formats: Make) -> None:
+    made = formats(max_prompt_tokens=6)
+    with pytest.raises(ConfigError) as raised:
+        made.refuse_too_long(ROWS, "the training data", WIDE)
+    said = "rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, row 5 of the training data, "
+    assert str(raised.value).startswith(said + "'abcdef<'; ")
+    made.refuse_too_long(ROWS[:5], "the training data", WIDE)
+    with pytest.raises(ConfigError, match=r"^rollout\.max_prompt_tokens=60 lets in .*, which leaves no room") as raised:
+        formats().refuse_too_long(ROWS, "the data", WIDE | {"high": 6})
+    assert "agent high's prompt of 6 tokens, row 4 of the data, 'abcde>'" in str(raised.value)
+    assert "in its context of 6; " in str(raised.value)
+
+
+def test_what_a_chat_template_writes_counts(formats: Make) -> None:
+    made = formats(chat_template=True, template="<" * 40 + CHAT, max_prompt_tokens=99)
+    made.refuse_too_long(ROWS, "the data", {"low": 66, "high": 66})
+    with pytest.raises(ConfigError, match="agent low's prompt of 65 tokens, row 6 of the data"):
+        made.refuse_too_long(ROWS, "the data", {"low": 65, "high": 65})
+
+
+def test_a_long_row_far_behind_short_ones_is_found(formats: Make) -> None:
+    many = [{"letters": "ab"}] * 1500 + [{"letters": "a" * 60}]
+    with pytest.raises(ConfigError, match="prompt of 61 tokens, row 1500 of the data"):
+        formats().refuse_too_long(many, "the data", WIDE)
+
+
+def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
+    tokenizer = character_tokenizer("ab\n ")
+    ids = tokenizer("a\n\n b\n").input_ids
+    assert len(ids) == 6
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == "a\n\n b\n"
+
+
+def test_an_empty_prompt_is_an_error(formats: Make) -> None:
+    with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
+        formats(low={"template": ""}).tokenize({"letters": "a"})
+
+
+def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
+    """What a policy wrote, in tokens of its own."""
+    space = tokenizer("x", add_special_tokens=False).input_ids[:-1]  # a mark that this tokenizer begins a text with
+    ids = tokenizer(text, add_special_tokens=False).input_ids[len(space) :]
+    tokens = torch.tensor(ids + [tokenizer.eos_token_id] * finished, dtype=torch.long)
+    said = tokenizer.decode(tokens, skip_special_tokens=True)
+    nothing = torch.zeros(len(tokens))
+    return Completion(ids=tokens, logprobs=nothing, behavior_logprobs=nothing, text=said, finished=finished)
+
+
+WORDS = st.text("ab. \n", min_size=1, max_size=6)
+TURNS = st.lists(st.tuples(WORDS, st.text("abc. ", max_size=6), st.booleans()), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_history])
+@given(turns=TURNS, system=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any, system: bool) -> None:
+    family = FAMILIES[name]
+    tokenizer = TOKENIZERS[name]
+    chat = PromptFormat(
+        "low", tokenizer, system="Be brief." if system and family.system else None, chat_template=True,
+        max_prompt_tokens=99,
+    )  # fmt: skip
+    messages = [{"role": "system", "content": "Be brief."}] if chat.system else []
+    conversation: Any = None
+    for told, said, finished in turns:
+        if conversation is None:
+            (conversation,) = chat.begin([told])
+        else:
+            chat.extend([conversation], [written], [told])  # noqa: F821
+        messages.append({"role": "user", "content": told})
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert conversation.ids == tokenizer(whole, add_special_tokens=False).input_ids
+        assert not conversation.detached
+        text = said.strip() if "trim" in family.template else said
+        written = completion_of(tokenizer, text, finished=finished)
+        messages.append({"role": "assistant", "content": text})
