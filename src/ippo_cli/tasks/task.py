@@ -10,6 +10,7 @@ from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
@@ -52,9 +53,9 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     return held_out
 
 
-def playground(config: TaskConfig) -> Environment | None:
-    """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
-    return WORLDS[config.kind](config)() if config.kind in WORLDS else None
+def playground(config: TaskConfig) -> Environment:
+    """Where an episode of a task can be played before there is any model: its world, or its protocol."""
+    return WORLDS.get(config.kind, protocol_environment)(config)()
 
 
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
