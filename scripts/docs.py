@@ -13,13 +13,15 @@ import textwrap
 import tokenize
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.cli.diagnose import groups
 from ippo_cli.config import schema
 from ippo_cli.config.aliases import ALIASES, RUNS
+from ippo_cli.config.constraints import constraint_of
 from ippo_cli.config.load import KINDS, PLAIN, compose_node, config_dir, leaves
 from ippo_cli.training.metrics import METRICS
 
@@ -100,10 +102,21 @@ def comments(cls: type[Any]) -> dict[str, str]:
     return found
 
 
-def types(cls: type[Any]) -> dict[str, str]:
-    """Each field's type as written."""
-    kinds = {name: kind for base in reversed(cls.__mro__[:-1]) for name, kind in base.__annotations__.items()}
-    return {name: "str | list | None" if kind == "Any" else kind for name, kind in kinds.items()}
+def hints(cls: type[Any]) -> dict[str, Any]:
+    """Each field's type, its constraint included, in the order of the classes that it comes from."""
+    return get_type_hints(cls, include_extras=True)
+
+
+def spelled(hint: Any) -> str:
+    """A type with its constraint in words."""
+    if get_origin(hint) is Annotated:
+        said = str(constraint_of(hint))
+        return spelled(get_args(hint)[0]) + (f" ({said})" if said else "")
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(spelled(part) for part in get_args(hint))
+    if hint is Any:
+        return "str or list or None"
+    return {type(None): "None"}.get(hint) or (hint.__name__ if isinstance(hint, type) else str(hint))
 
 
 def ordered_groups() -> dict[str, list[str]]:
@@ -201,16 +214,14 @@ def _table(cls: type[Any], nodes: dict[str, Any], prefix: str = "") -> list[str]
 def _rows(cls: type[Any], nodes: list[Any], prefix: str) -> list[str]:
     rows: list[str] = []
     notes = comments(cls)
-    for leaf, kind in types(cls).items():
-        nested = getattr(schema, kind, None)
-        if leaf == "agents" or (isinstance(nested, type) and leaf in ("actor", "critic")):
+    for leaf, hint in hints(cls).items():
+        if leaf == "agents" or (is_dataclass(hint) and leaf in ("actor", "critic")):
             rows.append(f"| `{prefix}{leaf}` | | " + "| " * len(nodes) + f"{notes[leaf] or 'the named agents'} |")
-        elif is_dataclass(nested):
-            assert isinstance(nested, type)
-            rows += _rows(nested, [node[leaf] for node in nodes], f"{prefix}{leaf}.")
+        elif isinstance(hint, type) and is_dataclass(hint):
+            rows += _rows(hint, [node[leaf] for node in nodes], f"{prefix}{leaf}.")
         else:
             values = "".join(f"`{shown(OmegaConf.to_container(node)[leaf])}` | " for node in nodes)
-            rows.append(f"| `{prefix}{leaf}` | {kind.replace('|', 'or')} | {values}{_cell(notes[leaf])} |")
+            rows.append(f"| `{prefix}{leaf}` | {spelled(hint)} | {values}{_cell(notes[leaf])} |")
     return rows
 
 

@@ -6,16 +6,17 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
 from ippo_cli.config import applicability, checks, schema
 from ippo_cli.config.arithmetic import arithmetic
-from ippo_cli.config.checks import CHOICES, RANGES, check
+from ippo_cli.config.checks import check, constrained_leaves
+from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import config_dir, typed
 
@@ -23,7 +24,7 @@ Make = Callable[..., Any]
 Line = tuple[Path, int]
 
 # Numbers for which every finite value means something.
-UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high"}
+UNBOUNDED = {"team_weight", "agent_weight", "scale", "shift", "clip_low", "clip_high", "entropy_coef"}
 GRPO = "algorithm=grpo"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
@@ -197,35 +198,36 @@ def test_what_a_message_offers_instead_would_work(config: Make) -> None:
     assert offers >= 10
 
 
-def bounded(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Owner, field and dotted name of every leaf with a range."""
+def bounded(node: Any, prefix: str = "") -> Iterator[tuple[Any, str, str, Range]]:
+    """Owner, field, dotted name and range of every leaf with a range."""
+    ranges = constraints(type(node))
     for field in fields(node):
         value = getattr(node, field.name)
         if is_dataclass(value):
             yield from bounded(value, f"{prefix}{field.name}.")
-        elif isinstance(value, dict):
+        elif field.name == "agents":
             for key, entry in value.items():
                 yield from bounded(entry, f"{prefix}{field.name}.{key}.")
-        elif field.name in RANGES:
-            yield node, field.name, f"{prefix}{field.name}"
+        elif isinstance(found := ranges.get(field.name), Range):
+            yield node, field.name, f"{prefix}{field.name}", found
 
 
 CHOICES_OF_GROUPS = [(), (JSONL,), (FULL, "algorithm=ppo"), ("critic=value_head", FUNCTION), (GRPO,)]
 
 
-def outside(low: float, high: float, open_low: bool, open_high: bool) -> Iterator[float]:
+def outside(interval: Range) -> Iterator[float]:
     """The nearest numbers that a range does not hold, and its limits where it is open."""
-    yield low if open_low else low - 1
-    yield high if open_high else high + 1
+    yield interval.low if interval.open_low else interval.low - 1
+    yield interval.high if interval.open_high else interval.high + 1
 
 
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
 def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     seen: set[str] = set()
-    for owner, name, key in bounded(made):
+    for owner, name, key, interval in bounded(made):
         before = getattr(owner, name)
-        for value in outside(*RANGES[name]):
+        for value in outside(interval):
             if not math.isfinite(value):
                 continue
             setattr(owner, name, value)
@@ -249,10 +251,9 @@ def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], 
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
 def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
-    for owner, name, key in bounded(made):
-        low, high, open_low, open_high = RANGES[name]
+    for owner, name, key, interval in bounded(made):
         before = getattr(owner, name)
-        for value, is_open in ((low, open_low), (high, open_high)):
+        for value, is_open in ((interval.low, interval.open_low), (interval.high, interval.open_high)):
             if is_open or not math.isfinite(value):
                 continue
             setattr(owner, name, value)
@@ -267,42 +268,67 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
 
 def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: Make) -> None:
     made = config()
-    for owner, name, _ in bounded(made):
-        before, (low, high, open_low, open_high) = getattr(owner, name), RANGES[name]
-        for value in outside(low, high, open_low, open_high):
+    for owner, name, _, interval in bounded(made):
+        before = getattr(owner, name)
+        for value in outside(interval):
             if not math.isfinite(value):
                 continue
             setattr(owner, name, value)
             with pytest.raises(ConfigError) as raised:
                 check(made, 1)
             words, _, bound = str(raised.value).rsplit("; ", 1)[1].rpartition(" ")
-            below = value <= low
-            assert float(bound) == pytest.approx(low if below else high)
+            below = value <= interval.low
+            assert float(bound) == pytest.approx(interval.low if below else interval.high)
             assert words.endswith(
                 {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
-                    below, open_low if below else open_high
+                    below, interval.open_low if below else interval.open_high
                 ]
             )
         setattr(owner, name, before)
 
 
 def test_every_number_has_a_range_or_is_known_to_need_none() -> None:
-    numbers = {
-        field.name
-        for cls in vars(schema).values()
-        if is_dataclass(cls)
-        for field in fields(cls)
-        if re.search(r"\b(int|float)\b", str(field.type))
-    }
-    assert numbers - set(RANGES) == UNBOUNDED
-    assert UNBOUNDED & set(RANGES) == set()
+    for cls in (cls for cls in vars(schema).values() if is_dataclass(cls) and cls.__module__ == schema.__name__):
+        ranges = {name for name, found in constraints(cls).items() if isinstance(found, Range)}
+        numbers = {name for name, kind in get_type_hints(cls).items() if {kind, *get_args(kind)} & {int, float}}
+        assert ranges <= numbers
+        assert numbers - ranges == numbers & UNBOUNDED, cls
 
 
-def test_every_list_of_choices_belongs_to_a_leaf(plain: Make) -> None:
-    from ippo_cli.config.load import leaves
+@dataclass
+class Waiting:
+    timeout_s: Annotated[float | None, Range(0.5)]
 
-    names = [name for name, _ in leaves(plain())]
-    assert all(any(name.endswith(ending) for name in names) for ending in CHOICES)
+
+@dataclass
+class Launching:
+    waiting: Waiting
+    timeout_s: PositiveInt
+
+
+def test_two_fields_of_one_name_have_a_range_each() -> None:
+    found = {key: constraint for key, _, constraint in constrained_leaves(Launching(Waiting(1.0), 1))}
+    assert found == {"waiting.timeout_s": Range(0.5), "timeout_s": Range(1)}
+
+
+def test_every_list_of_choices_is_checked_where_it_stands(config: Make) -> None:
+    made = config()
+    keys = {key for key, _, constraint in constrained_leaves(made) if isinstance(constraint, OneOf)}
+    assert keys == {"algorithm.loss_aggregation", "algorithm.kl.reward.estimator", "algorithm.kl.loss.estimator"}
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        (Range(1), "at least 1"),
+        (Range(0.0, open_low=True), "above 0"),
+        (Range(0, 2**31 - 1), "in [0, 2147483647]"),
+        (Range(0.0, 1.0, open_low=True), "in (0, 1]"),
+        (Range(0.0, 1.0, open_high=True), "in [0, 1)"),
+    ],
+)
+def test_a_range_is_documented_in_words(interval: Range, said: str) -> None:
+    assert str(interval) == said
 
 
 def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import ippo_cli
 from ippo_cli.config import schema
-from ippo_cli.config.checks import RANGES, check
+from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import (
     KINDS,
@@ -37,7 +37,7 @@ GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS o
 FILES = sorted(config_dir().glob("*/*.yaml"))
 CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
 EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
-CLASSES = [cls for _, cls in vars(schema).items() if is_dataclass(cls)]
+CLASSES = [cls for cls in vars(schema).values() if is_dataclass(cls) and cls.__module__ == schema.__name__]
 
 Make = Callable[..., Any]
 
@@ -318,10 +318,6 @@ def test_every_leaf_has_a_comment_that_says_what_it_means() -> None:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 nested = ast.unparse(field.annotation) in {cls.__name__ for cls in CLASSES}
                 assert nested or "  # " in lines[field.end_lineno - 1], f"{node.name}.{field.target.id}"  # type: ignore[operator]
-
-
-def test_every_range_is_one_of_a_leaf_that_exists() -> None:
-    assert set(RANGES) <= {name.rsplit(".", 1)[-1] for _, name, _ in LEAVES}
 
 
 # Leaves that say whether a rule holds, and what is part of the batch arithmetic: the checks are what reads them.

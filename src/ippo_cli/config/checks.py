@@ -1,4 +1,4 @@
-"""What types cannot say: ranges and rules between groups, checked before anything is loaded."""
+"""What types cannot say: the constraints of single values and rules between groups, checked before any loading."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
+from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     AgentConfig,
@@ -31,104 +32,14 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 
-# leaf name -> (lowest, highest, open at the low end, open at the high end); names are unique in meaning over groups
-_POSITIVE = (0.0, math.inf, True, True)
-_NOT_NEGATIVE = (0.0, math.inf, False, True)
-_SHARE = (0.0, 1.0, False, False)
-_FROM_ONE = (1, math.inf, False, True)
-RANGES: dict[str, tuple[float, float, bool, bool]] = {
-    "num_iterations": _FROM_ONE,
-    "num_epochs": _POSITIVE,
-    "seed": (0, 2**31 - 1, False, False),
-    "learning_rate": _NOT_NEGATIVE,
-    "warmup_iterations": _NOT_NEGATIVE,
-    "min_lr_ratio": _SHARE,
-    "weight_decay": _NOT_NEGATIVE,
-    "adam_beta1": (0.0, 1.0, False, True),
-    "adam_beta2": (0.0, 1.0, False, True),
-    "adam_epsilon": _POSITIVE,
-    "max_grad_norm": _NOT_NEGATIVE,
-    "hidden_size": _FROM_ONE,
-    "num_layers": _FROM_ONE,
-    "num_heads": _FROM_ONE,
-    "warm_start_steps": _NOT_NEGATIVE,
-    "warm_start_batch_size": _FROM_ONE,
-    "warm_start_learning_rate": _POSITIVE,
-    "value_head_hidden_dim": _FROM_ONE,
-    "mini_batch_size": _FROM_ONE,
-    "ppo_epochs": _FROM_ONE,
-    "length": _FROM_ONE,
-    "train_size": _FROM_ONE,
-    "eval_size": _FROM_ONE,
-    "size": (2, 9, False, False),
-    "message_length": _FROM_ONE,
-    "strides": _FROM_ONE,
-    "num_rungs": _FROM_ONE,
-    "step_cost": _SHARE,
-    "coef": _NOT_NEGATIVE,
-    "target": _POSITIVE,
-    "horizon": _POSITIVE,
-    "gamma": _SHARE,
-    "gae_lambda": _SHARE,
-    "clip_range_low": (0.0, 1.0, True, False),
-    "clip_range_high": _POSITIVE,
-    "dual_clip": (1.0, math.inf, True, True),
-    "value_clip_range": _POSITIVE,
-    "value_loss_coef": _NOT_NEGATIVE,
-    "entropy_coef": (-math.inf, math.inf, True, True),
-    "target_kl": _POSITIVE,
-    "critic_warmup": _NOT_NEGATIVE,
-    "truncation_penalty": _POSITIVE,
-    "length_adaptive_alpha": _POSITIVE,
-    "critic_gae_lambda": _SHARE,
-    "huber_delta": _POSITIVE,
-    "power": _POSITIVE,
-    "cap": _POSITIVE,
-    "band_low": _NOT_NEGATIVE,
-    "band_high": _POSITIVE,
-    "buffer_size": _FROM_ONE,
-    "num_generations": _FROM_ONE,
-    "temperature": _POSITIVE,
-    "top_p": (0.0, 1.0, True, False),
-    "top_k": _NOT_NEGATIVE,
-    "min_p": (0.0, 1.0, False, True),
-    "repetition_penalty": _POSITIVE,
-    "max_new_tokens": _FROM_ONE,
-    "min_new_tokens": _NOT_NEGATIVE,
-    "decode_batch_size": _FROM_ONE,
-    "max_prompt_tokens": _FROM_ONE,
-    "context_limit": (2, math.inf, False, True),
-    "norm_eps": _NOT_NEGATIVE,
-    "failure_budget": _SHARE,
-    "stage": (0, 3, False, False),
-    "reduce_bucket_size": _FROM_ONE,
-    "persistence_threshold": _NOT_NEGATIVE,
-    "micro_batch_tokens": _FROM_ONE,
-    "forward_batch_tokens": _FROM_ONE,
-    "reward_batch_rows": _NOT_NEGATIVE,
-    "logit_chunk_tokens": _FROM_ONE,
-    "keep": (2, math.inf, False, True),
-    "every": _NOT_NEGATIVE,
-    "samples_every": _NOT_NEGATIVE,
-    "samples": _NOT_NEGATIVE,
-    "processes": _FROM_ONE,
-    "threads": _FROM_ONE,
-    "timeout_s": _FROM_ONE,
-}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "loss_aggregation": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-    "kl.reward.estimator": ("k1", "abs", "k2", "k3", "full"),
-    "kl.loss.estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+", "full"),
-}
 CHAT_TEMPLATES = ("auto", True, False)
-NAMES = ("output_dir", "train", "eval", "model", "function", "warm_start")  # leaves that name a file, folder or id
 WORLDS = (TaskKind.ladder,)  # they know what may be answered
 RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
 def check(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
-    _check_ranges(config)
+    _check_constraints(config)
     _check_run(config)
     _check_agents(config, training=training)
     _check_rollout(config, world_size)
@@ -137,39 +48,26 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_reward(config)
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if is_dataclass(node):
-        for leaf in fields(node):
-            yield from _leaves(getattr(node, leaf.name), f"{prefix}{leaf.name}.")
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            yield from _leaves(value, f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), node
+def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Constraint | None]]:
+    """Dotted name, value and constraint of every leaf."""
+    known = constraints(type(node)) if is_dataclass(node) else {}
+    parts = node if isinstance(node, dict) else {leaf.name: getattr(node, leaf.name) for leaf in fields(node)}
+    for name, value in parts.items():
+        if is_dataclass(value) or isinstance(value, dict):
+            yield from constrained_leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value, known.get(name)
 
 
-def _check_ranges(config: Config) -> None:
+def _check_constraints(config: Config) -> None:
     # Agents last: what a group gives to all of them is told by the group's name.
-    for key, value in sorted(_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")):
-        for ending, choices in CHOICES.items():
-            if key.endswith(ending) and value not in choices:
-                raise ConfigError(f"{key}={value}", "is not known", "use one of " + " ".join(choices))
+    for key, value, constraint in sorted(
+        constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")
+    ):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
-        if value in ("", []) and key.rsplit(".", 1)[-1] in NAMES:
-            raise ConfigError(f"{key}=", "names nothing", "give a file, a folder or a name")
-        bounds = RANGES.get(key.rsplit(".", 1)[-1])
-        if bounds is None or value is None or isinstance(value, str):
-            continue
-        low, high, open_low, open_high = bounds
-        if value < low or (open_low and value == low):
-            remedy = f"use a number above {low:.12g}" if open_low else f"use a number of at least {low:.12g}"
-        elif value > high or (open_high and value == high):
-            remedy = f"use a number below {high:.12g}" if open_high else f"use a number of at most {high:.12g}"
-        else:
-            continue
-        interval = f"{'(' if open_low else '['}{low:.12g}, {high:.12g}{')' if open_high else ']'}"
-        raise ConfigError(f"{key}={value}", f"is out of range; it must lie in {interval}", remedy)
+        if value is not None and constraint is not None and (broken := constraint.broken(value)) is not None:
+            raise ConfigError(f"{key}={'' if value == [] else value}", *broken)
 
 
 def _check_run(config: Config) -> None:

@@ -1,6 +1,7 @@
 """One dataclass per configuration group: types and meanings here, values in `conf/`.
 
 Fields have no defaults: every value is written in YAML. An agent's are the exception, since no group holds them.
+What a value must be beyond its type is part of the field's type (`config/constraints.py`).
 The comment behind a field is its documentation; `docs/config.md` is generated from these comments and the YAML values.
 """
 
@@ -9,7 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from ippo_cli.config.constraints import (
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    NotEmpty,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Seed,
+    UnitFloat,
+)
 
 T = TypeVar("T")
 
@@ -193,19 +207,27 @@ class Console(str, Enum):
     plain = "plain"
 
 
+LossAggregation = Annotated[
+    str, OneOf(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"))
+]
+KlRewardEstimator = Annotated[str, OneOf(("k1", "abs", "k2", "k3", "full"))]
+KlLossEstimator = Annotated[str, OneOf(("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+", "full"))]
+Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or nothing
+
+
 @dataclass
 class OptimizerConfig:
     """What every trained model has: AdamW, a learning-rate schedule, clipping."""
 
-    learning_rate: float  # peak learning rate of AdamW
+    learning_rate: NonNegativeFloat  # peak learning rate of AdamW
     lr_schedule: Schedule  # constant | linear | cosine decay over the run, after the warm-up
-    warmup_iterations: int  # iterations over which the learning rate rises linearly from 0
-    min_lr_ratio: float  # share of the peak learning rate at which linear and cosine schedules end
-    weight_decay: float  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
-    adam_beta1: float  # AdamW's first-moment decay
-    adam_beta2: float  # AdamW's second-moment decay
-    adam_epsilon: float  # AdamW's epsilon
-    max_grad_norm: float  # global gradient-norm clip; 0 switches it off
+    warmup_iterations: NonNegativeInt  # iterations over which the learning rate rises linearly from 0
+    min_lr_ratio: UnitFloat  # share of the peak learning rate at which linear and cosine schedules end
+    weight_decay: NonNegativeFloat  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
+    adam_beta1: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's first-moment decay
+    adam_beta2: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's second-moment decay
+    adam_epsilon: PositiveFloat  # AdamW's epsilon
+    max_grad_norm: NonNegativeFloat  # global gradient-norm clip; 0 switches it off
 
 
 @dataclass
@@ -213,7 +235,7 @@ class ActorConfig(OptimizerConfig):
     """The policy: a causal language model."""
 
     kind: ActorKind  # tiny (made locally) | full (loaded from actor.model)
-    model: str | None  # folder or hub id of a causal language model in safetensors format
+    model: Name | None  # folder or hub id of a causal language model in safetensors format
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
     gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
@@ -223,13 +245,13 @@ class ActorConfig(OptimizerConfig):
 class TinyActorConfig(ActorConfig):
     """A small transformer with a character tokenizer, made and warm-started locally."""
 
-    alphabet: Alphabet  # auto (the characters of prompts and answers in the warm start) | printable (any text: a token is a byte)
-    hidden_size: int  # width of the transformer
-    num_layers: int  # transformer layers
-    num_heads: int  # attention heads; must divide hidden_size
-    warm_start_steps: int  # supervised steps on reference answers or random play before training; 0 = random weights
-    warm_start_batch_size: int  # examples per supervised step
-    warm_start_learning_rate: float  # learning rate of the supervised steps
+    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (any text: a token is a byte)
+    hidden_size: PositiveInt  # width of the transformer
+    num_layers: PositiveInt  # transformer layers
+    num_heads: PositiveInt  # attention heads; must divide hidden_size
+    warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random play before training
+    warm_start_batch_size: PositiveInt  # examples per supervised step
+    warm_start_learning_rate: PositiveFloat  # learning rate of the supervised steps
 
 
 @dataclass
@@ -248,8 +270,8 @@ class NoCriticConfig(CriticConfig):
 class TrainedCriticConfig(CriticConfig):
     """A value function that is learnt."""
 
-    value_head_hidden_dim: int | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: float  # separate: of the critic's optimizer; value_head: of the head's parameter group
+    value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
+    learning_rate: NonNegativeFloat  # separate: of the critic's optimizer; value_head: of the head's parameter group
 
 
 @dataclass
@@ -261,13 +283,13 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A model of its own: a backbone without a language-model head, and a value head."""
 
-    model: str | None  # folder or hub id of the backbone; null = start from the same weights as the actor
+    model: Name | None  # folder or hub id of the backbone; null = start from the same weights as the actor
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16
     gradient_checkpointing: bool  # recompute activations in the backward pass
-    warm_start: str | None  # a `critic/` folder of an earlier run to start from, backbone and head
-    mini_batch_size: int | None  # sequences per step, global; null = the algorithm's, else an eighth of the buffer
-    ppo_epochs: int | None  # passes over the buffer; null = algorithm.ppo_epochs
+    warm_start: Name | None  # a `critic/` folder of an earlier run to start from, backbone and head
+    mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
+    ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
 
 
 @dataclass
@@ -302,21 +324,21 @@ class SortingConfig(TaskConfig):
     """Distinct letters in random order are to be written in order, generated from the seed."""
 
     alphabet: str  # the letters that may occur
-    length: int  # letters per example
-    train_size: int  # number of training examples
-    eval_size: int  # number of held-out examples; none of them is a training example
+    length: PositiveInt  # letters per example
+    train_size: PositiveInt  # number of training examples
+    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
 class JsonlConfig(TaskConfig):
     """Rows of JSON-lines, CSV or Parquet files, or of a dataset on the hub."""
 
-    train: Any  # .jsonl, .json, .csv, .tsv or .parquet file, a pattern or list of these, a folder, or a hub dataset id
+    train: Data  # .jsonl, .json, .csv, .tsv or .parquet file, a pattern or list of these, a folder, or a hub dataset id
     train_split: str  # split of a hub dataset
-    train_size: int | None  # use only the first rows; null = all
-    eval: Any  # held-out rows, from the same
+    train_size: PositiveInt | None  # use only the first rows; null = all
+    eval: Data  # held-out rows, from the same
     eval_split: str  # split of a hub dataset
-    eval_size: int | None  # use only the first rows; null = all
+    eval_size: PositiveInt | None  # use only the first rows; null = all
     data_config: str | None  # configuration name of a hub dataset
     chat_template: bool | str  # through the tokenizer's chat template: auto (where there is one) | true | false
 
@@ -326,18 +348,18 @@ class LettersConfig(TaskConfig):
     """A probe: random strings of letters; one answer is right for all of them, or the last letter decides."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
-    length: int  # letters per example, repetitions allowed
-    train_size: int  # number of training examples
-    eval_size: int  # number of held-out examples; none of them is a training example
+    length: PositiveInt  # letters per example, repetitions allowed
+    train_size: PositiveInt  # number of training examples
+    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
 class GridConfig(TaskConfig):
     """A probe: from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
 
-    size: int  # cells per side, 2 to 9: cells are named as on a chess board
-    train_size: int  # number of training examples
-    eval_size: int  # number of held-out examples; none of them is a training example
+    size: Annotated[int, Range(2, 9)]  # cells per side, 2 to 9: cells are named as on a chess board
+    train_size: PositiveInt  # number of training examples
+    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
@@ -346,9 +368,9 @@ class SignallingConfig(TaskConfig):
 
     signals: str  # the characters that may be seen, one per example, and acted on
     symbols: str  # the characters of messages in the warm start
-    message_length: int  # and their length
-    train_size: int  # number of training examples; signals occur equally often
-    eval_size: int  # number of held-out examples, of the same signals
+    message_length: PositiveInt  # and their length
+    train_size: PositiveInt  # number of training examples; signals occur equally often
+    eval_size: PositiveInt  # number of held-out examples, of the same signals
 
 
 @dataclass
@@ -356,8 +378,8 @@ class RelayConfig(TaskConfig):
     """One agent writes the letter after the one it reads; the other writes the later of that one and its own."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
-    train_size: int  # number of training examples
-    eval_size: int  # number of held-out examples; none of them is a training example
+    train_size: PositiveInt  # number of training examples
+    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
@@ -365,28 +387,28 @@ class LadderConfig(TaskConfig):
     """An agent climbs from letter to letter by a stride that it is told once; every right turn is paid."""
 
     alphabet: str  # the rungs; the letter after the last one is the first
-    strides: int  # strides are 1 to this many letters
-    num_rungs: int  # turns of an episode
-    train_size: int  # number of training examples
-    eval_size: int  # number of held-out examples; none of them is a training example
+    strides: PositiveInt  # strides are 1 to this many letters
+    num_rungs: PositiveInt  # turns of an episode
+    train_size: PositiveInt  # number of training examples
+    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
 class KlRewardConfig:
     """KL penalty inside the per-token reward."""
 
-    coef: float  # coefficient; 0 switches it off
-    estimator: str  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
-    target: float | None  # adapt the coefficient towards this KL per token; null = fixed
-    horizon: int | None  # time scale of the adaptation, in samples; null without a target
+    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    estimator: KlRewardEstimator  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
+    target: PositiveFloat | None  # adapt the coefficient towards this KL per token; null = fixed
+    horizon: Annotated[int, Range(0, open_low=True)] | None  # time scale of the adaptation in samples; null: no target
 
 
 @dataclass
 class KlLossConfig:
     """KL term in the policy loss."""
 
-    coef: float  # coefficient; 0 switches it off
-    estimator: str  # k1 | abs | k2 | k3, their straight-through forms k1+ | abs+ | k2+ | k3+ | full (exact)
+    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    estimator: KlLossEstimator  # k1 | abs | k2 | k3, their straight-through forms k1+ | abs+ | k2+ | k3+ | full (exact)
 
 
 @dataclass
@@ -403,7 +425,7 @@ class ReweightConfig:
     """PF-PPO: which rows of the buffer are trained on, drawn with replacement by their scores."""
 
     method: Reweight  # none | pow (|score|^power) | max_min (the extremes) | max_random (the best 4 times)
-    power: float | None  # of the absolute score, with method=pow; null otherwise
+    power: PositiveFloat | None  # of the absolute score, with method=pow; null otherwise
 
 
 @dataclass
@@ -411,9 +433,9 @@ class BehaviorCorrectionConfig:
     """Importance weights where sampling filters or another engine make the sampler differ from the policy."""
 
     level: WeightLevel  # none | token | sequence: what one weight stands for
-    cap: float | None  # weights are truncated at this; null = never
-    band_low: float | None  # weights below this become 0: what they stand for is not trained on; null = no band
-    band_high: float | None  # and above this; set both or neither
+    cap: PositiveFloat | None  # weights are truncated at this; null = never
+    band_low: NonNegativeFloat | None  # weights below this become 0: their tokens are not trained on; null = no band
+    band_high: PositiveFloat | None  # and above this; set both or neither
 
 
 @dataclass
@@ -426,28 +448,28 @@ class AlgorithmConfig:
     turn_value: TurnValue | None  # a turn's value: its first | mean | final token's, or after (sees the whole turn)
     value_unit: ValueUnit  # what the value loss regresses: every token's value | one value per turn
     scale_by_std: bool | None  # advantage=group: divide by the group's standard deviation (GRPO) or not (Dr. GRPO)
-    gamma: float | None  # discount per action
-    gae_lambda: float | None  # GAE's lambda
-    length_adaptive_alpha: float | None  # lambda of a row with l actions is max(0, 1 - 1 / (alpha l)), not gae_lambda
-    critic_gae_lambda: float | None  # lambda of the critic's returns; null = that of the advantages
+    gamma: UnitFloat | None  # discount per action
+    gae_lambda: UnitFloat | None  # GAE's lambda
+    length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
+    critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = that of the advantages
     advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
-    clip_range_low: float | None  # the ratio is clipped below 1 - this
-    clip_range_high: float | None  # and above 1 + this
-    dual_clip: float | None  # bound of the loss for negative advantages (> 1); null = off
+    clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # the ratio is clipped below 1 - this
+    clip_range_high: PositiveFloat | None  # and above 1 + this
+    dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
     ratio_level: RatioLevel  # what one ratio is of: token | turn | sequence
     ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
-    value_clip_range: float | None  # clip of the value update; null = off
-    huber_delta: float | None  # the value error counts linearly beyond this; null = squared everywhere
-    value_loss_coef: float | None  # weight of the value loss
+    value_clip_range: PositiveFloat | None  # clip of the value update; null = off
+    huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
+    value_loss_coef: NonNegativeFloat | None  # weight of the value loss
     entropy_coef: float  # weight of the entropy bonus
-    loss_aggregation: str  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
-    ppo_epochs: int  # passes over the buffer
-    mini_batch_size: int | None  # sequences per optimizer step, global; null = rollout.buffer_size
+    loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
+    ppo_epochs: PositiveInt  # passes over the buffer
+    mini_batch_size: PositiveInt | None  # sequences per optimizer step, global; null = rollout.buffer_size
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
-    target_kl: float | None  # skip the rest of an iteration's policy steps above this approximate KL; null = never
-    critic_warmup: int  # first iterations in which only the critic is trained
+    target_kl: PositiveFloat | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
+    critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained
     truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
-    truncation_penalty: float | None  # subtracted from the score of a truncated response with truncation=penalty
+    truncation_penalty: PositiveFloat | None  # subtracted from a truncated response's score with truncation=penalty
     reweight: ReweightConfig
     behavior_correction: BehaviorCorrectionConfig
     kl: KlConfig
@@ -458,19 +480,19 @@ class RolloutConfig:
     """How responses are sampled."""
 
     kind: RolloutKind  # hf: batched decoding with the training model itself
-    buffer_size: int  # joint samples per iteration over all ranks: prompts x num_generations
-    num_generations: int  # responses per prompt and agent, aligned by index across agents
-    temperature: float  # divides the logits; log-probs, entropy and KL use it as well
-    top_p: float  # nucleus filter; 1 = off
-    top_k: int  # keep the k likeliest tokens; 0 = off
-    min_p: float  # drop tokens below this share of the likeliest one; 0 = off
-    repetition_penalty: float  # divide the logits of tokens already seen; 1 = off
-    max_new_tokens: int  # response limit
-    min_new_tokens: int  # no stop token before this many tokens
+    buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
+    num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
+    temperature: PositiveFloat  # divides the logits; log-probs, entropy and KL use it as well
+    top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
+    top_k: NonNegativeInt  # keep the k likeliest tokens; 0 = off
+    min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # drop tokens below this share of the likeliest; 0 = off
+    repetition_penalty: PositiveFloat  # divide the logits of tokens already seen; 1 = off
+    max_new_tokens: PositiveInt  # response limit
+    min_new_tokens: NonNegativeInt  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
-    decode_batch_size: int  # rows decoded together, per rank; changes what is sampled by rounding only (seen in bf16)
-    max_prompt_tokens: int  # a longer prompt is an error, told before the first rollout
-    context_limit: int | None  # prompt + response limit; null = what the model was made for
+    decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
+    max_prompt_tokens: PositiveInt  # a longer prompt is an error, told before the first rollout
+    context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 
@@ -487,9 +509,9 @@ class RewardConfig:
     shift: float  # processor `shift` adds this
     clip_low: float  # processor `clip` bounds
     clip_high: float  # processor `clip` bounds
-    norm_eps: float  # `zscore` (of the buffer), `running_zscore` (of all so far): scores that deviate less stay
-    failure_budget: float  # share of a buffer's rows that may fail before the run stops
-    reward_batch_rows: int  # call the reward for as many finished rows while others are written; 0 = once, for all rows
+    norm_eps: NonNegativeFloat  # `zscore` (of the buffer), `running_zscore` (of all so far) leave smaller deviations
+    failure_budget: UnitFloat  # share of a buffer's rows that may fail before the run stops
+    reward_batch_rows: NonNegativeInt  # reward this many finished rows while others are written; 0 = all rows at once
 
 
 @dataclass
@@ -508,7 +530,7 @@ class ExactMatchConfig(RewardConfig):
 class FunctionRewardConfig(RewardConfig):
     """A function of the user's."""
 
-    function: str | None  # path.py:function or module:function
+    function: Name | None  # path.py:function or module:function
     whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
 
 
@@ -516,7 +538,7 @@ class FunctionRewardConfig(RewardConfig):
 class GridRewardConfig(RewardConfig):
     """How near to its goal a walk ended, less what its detours cost."""
 
-    step_cost: float  # subtracted for every step that did not bring the walk nearer
+    step_cost: UnitFloat  # subtracted for every step that did not bring the walk nearer
 
 
 @dataclass
@@ -537,23 +559,23 @@ class TeamConfig:
 class DeepspeedConfig:
     """How models are spread over ranks, and how much is computed at once."""
 
-    stage: int  # ZeRO stage: 0 | 1 | 2 | 3
+    stage: Annotated[int, Range(0, 3)]  # ZeRO stage: 0 | 1 | 2 | 3
     offload_optimizer: bool  # keep optimizer state in host memory (stages 1 to 3)
     offload_params: bool  # keep parameters in host memory (stage 3)
-    reduce_bucket_size: int  # elements per gradient reduction
-    persistence_threshold: int  # stage 3: smaller parameters stay whole on every rank
-    micro_batch_tokens: int  # tokens per forward and backward pass, per rank; changes the result by rounding only
-    forward_batch_tokens: int  # tokens per forward without gradients (values, references); changes rounding only
+    reduce_bucket_size: PositiveInt  # elements per gradient reduction
+    persistence_threshold: NonNegativeInt  # stage 3: smaller parameters stay whole on every rank
+    micro_batch_tokens: PositiveInt  # tokens per forward and backward pass, per rank; changes rounding only
+    forward_batch_tokens: PositiveInt  # tokens per forward without gradient (values, references); changes rounding only
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
-    logit_chunk_tokens: int | None  # response tokens whose logits exist at once; null = 64 million logits' worth
+    logit_chunk_tokens: PositiveInt | None  # response tokens whose logits exist at once; null = 64 million logits
 
 
 @dataclass
 class CheckpointConfig:
     """When runs are saved, and what is kept."""
 
-    every: int  # iterations between checkpoints; 0 = at the end only
-    keep: int  # checkpoints kept, at least 2
+    every: NonNegativeInt  # iterations between checkpoints; 0 = at the end only
+    keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
 
 
@@ -561,8 +583,8 @@ class CheckpointConfig:
 class EvaluationConfig:
     """When held-out data is scored."""
 
-    every: int  # iterations between evaluations; 0 = at both ends only
-    seed: int  # seed of the sampled evaluation
+    every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
+    seed: Seed  # seed of the sampled evaluation
     greedy: bool  # also decode greedily
 
 
@@ -572,8 +594,8 @@ class TrackerConfig:
 
     tensorboard: bool  # write event files below the run's folder
     console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
-    samples_every: int  # iterations between sample tables; 0 = never
-    samples: int  # rows of a sample table
+    samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
+    samples: NonNegativeInt  # rows of a sample table
     profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
 
 
@@ -581,10 +603,10 @@ class TrackerConfig:
 class LaunchConfig:
     """Processes and devices."""
 
-    processes: int  # ranks started on this machine (ignored under torchrun, the deepspeed launcher and srun)
+    processes: PositiveInt  # ranks started on this machine (ignored under torchrun, the deepspeed launcher and srun)
     device: Device  # auto (cuda where there is one) | cpu | cuda
-    threads: int | None  # CPU threads per rank; null = cores divided by ranks
-    timeout_s: int  # seconds after which a collective that does not finish is an error
+    threads: PositiveInt | None  # CPU threads per rank; null = cores divided by ranks
+    timeout_s: PositiveInt  # seconds after which a collective that does not finish is an error
 
 
 @dataclass
@@ -592,10 +614,10 @@ class RunConfig:
     """What concerns the whole run."""
 
     name: str  # experiment name: runs lie below output_dir/name
-    seed: int  # seeds data order, initial weights and sampling
-    num_iterations: int | None  # passes of generate - score - update; exactly one of this and num_epochs
-    num_epochs: float | None  # passes over the training prompts
-    output_dir: str  # root of all runs
+    seed: Seed  # seeds data order, initial weights and sampling
+    num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
+    num_epochs: PositiveFloat | None  # passes over the training prompts
+    output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
     deterministic: bool  # bitwise repeatable operations where PyTorch has them

@@ -1,0 +1,92 @@
+"""What a value must be beyond its type: written at its field in the schema, checked and documented from there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+
+
+class Constraint(Protocol):
+    def broken(self, value: Any) -> tuple[str, str] | None:
+        """The rule and what would work, where this value breaks it; values of other types are let through."""
+        ...
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers of an interval; infinite limits are open."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"above {self.low:.12g}" if self.open_low else f"at least {self.low:.12g}"
+        return f"in {self._interval()}"
+
+    def _interval(self) -> str:
+        left = "(" if self.open_low or math.isinf(self.low) else "["
+        right = ")" if self.open_high or math.isinf(self.high) else "]"
+        return f"{left}{self.low:.12g}, {self.high:.12g}{right}"
+
+    def broken(self, value: Any) -> tuple[str, str] | None:
+        if not isinstance(value, int | float):
+            return None
+        if value < self.low or (self.open_low and value == self.low):
+            remedy = f"use a number {'above' if self.open_low else 'of at least'} {self.low:.12g}"
+        elif value > self.high or (self.open_high and value == self.high):
+            remedy = f"use a number {'below' if self.open_high else 'of at most'} {self.high:.12g}"
+        else:
+            return None
+        return f"is out of range; it must lie in {self._interval()}", remedy
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Texts that are known; where code has a member for each, an enumeration is better."""
+
+    choices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ""  # the field's comment explains them one by one
+
+    def broken(self, value: Any) -> tuple[str, str] | None:
+        return None if value in self.choices else ("is not known", "use one of " + " ".join(self.choices))
+
+
+@dataclass(frozen=True)
+class NotEmpty:
+    """What names a file, a folder or anything else."""
+
+    def __str__(self) -> str:
+        return ""
+
+    def broken(self, value: Any) -> tuple[str, str] | None:
+        return ("names nothing", "give a file, a folder or a name") if value in ("", []) else None
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+PositiveFloat = Annotated[float, Range(0.0, open_low=True)]
+NonNegativeFloat = Annotated[float, Range(0.0)]
+UnitFloat = Annotated[float, Range(0.0, 1.0)]
+Seed = Annotated[int, Range(0, 2**31 - 1)]
+Name = Annotated[str, NotEmpty()]
+
+
+@cache
+def constraints(cls: type[Any]) -> dict[str, Constraint]:
+    """The constraint of each field of a schema class that has one."""
+    found = {name: constraint_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+    return {name: constraint for name, constraint in found.items() if constraint is not None}
+
+
+def constraint_of(hint: Any) -> Constraint | None:
+    """What is written with a type, or with the type beside `None`."""
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    return next((found for part in get_args(hint) if (found := constraint_of(part)) is not None), None)
