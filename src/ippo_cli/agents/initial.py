@@ -20,7 +20,7 @@ from ippo_cli.config.schema import AgentConfig, Alphabet, Config, SeparateCritic
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.task import Task, playground
+from ippo_cli.tasks.task import Task, task_environments
 from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, taught_answer
 
 WARM_START_EXAMPLES = 8192
@@ -49,7 +49,7 @@ def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
     agents = config.task.agents
     scripted = all(taught_answer(agent) is not None for agent in agents.values())
     examples = first_examples(task.train, WARM_START_EXAMPLES if scripted else RANDOM_EPISODES)
-    environment = playground(config.task)
+    environment = task_environments(config.task)()
     try:
         return played_lessons(environment, agents, examples, config.seed)[name]
     finally:

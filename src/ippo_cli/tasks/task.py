@@ -15,6 +15,7 @@ from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.told import Told
 from ippo_cli.types import Example
 
 
@@ -53,9 +54,12 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     return held_out
 
 
-def playground(config: TaskConfig) -> Environment:
-    """Where an episode of a task can be played before there is any model: its world, or its protocol."""
-    return WORLDS.get(config.kind, protocol_environment)(config)()
+def task_environments(config: TaskConfig) -> Callable[[], Environment]:
+    """What makes environments of a task: of its world, told through the agents' templates, or of its protocol."""
+    if config.kind not in WORLDS:
+        return protocol_environment(config)
+    make = WORLDS[config.kind](config)
+    return lambda: Told(make(), config.agents)
 
 
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
