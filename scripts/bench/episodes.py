@@ -180,7 +180,7 @@ def main() -> int:
 def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]]) -> list[str]:
     """A line per proof and way: held-out scores before and after, and what they are to be compared with."""
     lines = [
-        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), mean wall time with one thread.",
+        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), and mean wall time, one thread.",
         "",
         "| what | how | learnt | to compare with |",
         "|---|---|---|---|",

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-from episodes import PROOFS, blackjack, relay_bound, tabular, table, tictactoe
+from episodes import PROOFS, blackjack, relay_bound, table, tabular, tictactoe
 from learning import Outcome, Point
 
 

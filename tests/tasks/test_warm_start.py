@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from ippo_cli.agents.initial import warm_start_lessons
+from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
-from ippo_cli.config.schema import AgentConfig
+from ippo_cli.config.schema import AgentConfig, Alphabet, TinyActorConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.task import load_task
 from ippo_cli.tasks.templates import render_template
@@ -102,3 +104,12 @@ def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() 
             [(render_template(asked.template, row, ""), render_template(asked.answer, row, ""))] for row in task.train
         ]
         assert warm_start_lessons(name, config, task) == expected
+
+
+def test_characters_cannot_come_from_no_lessons() -> None:
+    actor = load_config([]).actor
+    assert isinstance(actor, TinyActorConfig)
+    with pytest.raises(ConfigError, match=r"answer=null leaves actor=tiny nothing .*actor\.alphabet=printable"):
+        refuse_nothing_to_read("solo", actor, [])
+    refuse_nothing_to_read("solo", actor, [[("a", "b")]])
+    refuse_nothing_to_read("solo", replace(actor, alphabet=Alphabet.printable), [])
