@@ -94,7 +94,7 @@ def main() -> int:
     variants = _variants(given.algorithms, given.critics)
     jobs = [_job(task, name, seed, given) for task in given.tasks for name in variants for seed in given.seeds]
     with ThreadPoolExecutor(given.jobs) as pool:
-        outcomes = list(pool.map(_run, jobs))
+        outcomes = list(pool.map(run, jobs))
     results = [asdict(result) for result in outcomes]
     (given.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     done = [result for result in outcomes if result.error is None]
@@ -161,7 +161,7 @@ def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
     return Job(task=task, variant=variant, seed=seed, overrides=tuple(overrides), config=config)
 
 
-def _run(job: Job) -> Outcome:
+def run(job: Job) -> Outcome:
     """The outcome of a job, trained now unless its folder has a finished run of it."""
     found = _finished(job.config)
     if found is None:

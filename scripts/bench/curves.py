@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,26 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     if embedded:
         pictures.append(_by_seed(embedded, folder / "embedded.svg"))
     return pictures
+
+
+def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, float], folder: Path) -> Path:
+    """Ways to learn one thing: training scores as lines, held-out ones as dots, references as dashed lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
+    for way in dict.fromkeys(one.variant for one in outcomes):
+        results = [one for one in outcomes if one.variant == way]
+        for held_out, style in ((False, {"linewidth": 1.2, "label": way}), (True, {"linestyle": "", "marker": "."})):
+            columns = list(zip(*(one.points(held_out=held_out) for one in results), strict=True))
+            scores = [[point.score for point in column] for column in columns]
+            color = {} if not held_out else {"color": axis.lines[-1].get_color()}
+            _band(axis, [column[0].samples for column in columns], scores, style | color)
+    for label, value in references.items():
+        axis.axhline(value, linewidth=0.8, linestyle="--", color="gray")
+        axis.annotate(label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="gray")
+    axis.set(xlabel="joint samples trained on", ylabel="score")
+    if outcomes:
+        axis.legend(frameon=False)
+    return _saved(figure, folder / f"episodes-{name}.svg")
 
 
 def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:

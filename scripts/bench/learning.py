@@ -129,7 +129,7 @@ def write_between(page: Path, text: str) -> None:
     """Put a text between the markers of a page; a page that is not there is begun."""
     if not page.exists():
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text("# Algorithms\n\n" + "\n".join(MARKERS) + "\n")
+        page.write_text(f"# {page.stem.capitalize()}\n\n" + "\n".join(MARKERS) + "\n")
     before, found, rest = page.read_text().partition(MARKERS[0])
     _, closed, after = rest.partition(MARKERS[1])
     if not found or not closed:
@@ -144,12 +144,13 @@ def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:
         "|---|" + "---|" * len(tasks),
     ]
     for variant in variants:
-        cells = [_cell([one for one in outcomes if (one.task, one.variant) == (task, variant)]) for task in tasks]
+        cells = [cell([one for one in outcomes if (one.task, one.variant) == (task, variant)]) for task in tasks]
         lines.append(f"| [`{variant}`](pictures/{picture_of(variant)}.svg) | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(results: Sequence[Outcome]) -> str:
+def cell(results: Sequence[Outcome]) -> str:
+    """Held-out scores before and after, the wall time, and how many runs failed."""
     done = [result for result in results if result.error is None]
     failed = [f"{len(results) - len(done)} failed"] if len(done) < len(results) else []
     if not done:

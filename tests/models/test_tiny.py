@@ -23,13 +23,14 @@ Model = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
 
 
 @pytest.fixture
-def lessons_learnt() -> Callable[[list[Lesson]], Model]:
+def lessons_learnt() -> Callable[..., Model]:
     """A small model after a few supervised steps on these lessons."""
     actor = load_config([]).actor
     assert isinstance(actor, TinyActorConfig)
-    actor = replace(actor, hidden_size=32, num_layers=1, num_heads=2, warm_start_steps=25, warm_start_batch_size=32)
+    small = replace(actor, hidden_size=32, num_layers=1, num_heads=2, warm_start_batch_size=32)
 
-    def make(lessons: list[Lesson]) -> Model:
+    def make(lessons: list[Lesson], steps: int = 25) -> Model:
+        actor = replace(small, warm_start_steps=steps)
         tokenizer = character_tokenizer("abcdxy>")
         torch.manual_seed(0)
         lm = LlamaForCausalLM(tiny_config(actor, len(tokenizer)))
@@ -101,11 +102,11 @@ def test_a_long_lesson_is_taught_up_to_its_last_whole_turn() -> None:
 
 
 def test_after_a_lesson_of_two_turns_the_second_answer_is_known(lessons_learnt) -> None:
-    lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]])
+    lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]], steps=80)
     eos = tokenizer.eos_token
     second = probability(lm, tokenizer, (f"ab>x{eos}cd>", "y"))
     assert second > 0.8
-    single, _ = lessons_learnt([[("ab>", "x")]])
+    single, _ = lessons_learnt([[("ab>", "x")]], steps=80)
     assert probability(single, tokenizer, (f"ab>x{eos}cd>", "y")) < 0.5
 
 

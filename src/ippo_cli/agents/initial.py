@@ -20,11 +20,11 @@ from ippo_cli.config.schema import AgentConfig, Alphabet, Config, SeparateCritic
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
-from ippo_cli.tasks.task import Task, playground
-from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, template_lessons
+from ippo_cli.tasks.task import Task, task_environments
+from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, taught_answer
 
 WARM_START_EXAMPLES = 8192
-WARM_START_EPISODES = 512  # played, where a lesson is an episode
+RANDOM_EPISODES = 512  # of random play, in which answers are many to an example
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
 Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
 Weights = Mapping[str, Path | str]  # of each agent: a folder or hub id
@@ -46,12 +46,12 @@ def initial_weights(
 
 def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
     """What a model made locally gets its characters and first lessons from; nothing where no answers are known."""
-    environment = playground(config.task)
-    if environment is None:
-        return template_lessons(name, config.task.agents[name], first_examples(task.train, WARM_START_EXAMPLES))
+    agents = config.task.agents
+    scripted = all(taught_answer(agent) is not None for agent in agents.values())
+    examples = first_examples(task.train, WARM_START_EXAMPLES if scripted else RANDOM_EPISODES)
+    environment = task_environments(config.task)()
     try:
-        examples = first_examples(task.train, WARM_START_EPISODES)
-        return played_lessons(environment, config.task.agents, examples, config.seed)[name]
+        return played_lessons(environment, agents, examples, config.seed)[name]
     finally:
         environment.close()
 

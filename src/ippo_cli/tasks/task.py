@@ -10,10 +10,12 @@ from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.protocols import protocol_environment
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.told import Told
 from ippo_cli.types import Example
 
 
@@ -52,9 +54,12 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     return held_out
 
 
-def playground(config: TaskConfig) -> Environment | None:
-    """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
-    return WORLDS[config.kind](config)() if config.kind in WORLDS else None
+def task_environments(config: TaskConfig) -> Callable[[], Environment]:
+    """What makes environments of a task: of its world, told through the agents' templates, or of its protocol."""
+    if config.kind not in WORLDS:
+        return protocol_environment(config)
+    make = WORLDS[config.kind](config)
+    return lambda: Told(make(), config.agents)
 
 
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:

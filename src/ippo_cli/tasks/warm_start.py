@@ -31,18 +31,6 @@ class Playable(Environment, Protocol):
         ...
 
 
-def template_lessons(name: str, agent: PromptConfig, examples: Iterable[Example]) -> list[Lesson]:
-    """Lessons of one turn: an agent's prompts with what it is taught to answer, none where that is not known."""
-    answer = taught_answer(agent)
-    if answer is None:
-        return []
-    where = f"task.agents.{name}"
-    return [
-        [(render_template(agent.template, example, f"{where}.template"), render_template(answer, example, where))]
-        for example in examples
-    ]
-
-
 def played_lessons(
     environment: Environment, agents: Mapping[str, PromptConfig], examples: Iterable[Example], seed: int
 ) -> dict[str, list[Lesson]]:

@@ -1,0 +1,223 @@
+"""Train what episodes are for, seed by seed, and write down what was learnt: conversations, turns, worlds.
+
+    python scripts/bench/episodes.py                                    everything: some hours on two cores
+    python scripts/bench/episodes.py --proofs signalling relay --seeds 0 1 --jobs 2
+    python scripts/bench/episodes.py --quick --output /tmp/try --docs /tmp/try        three iterations of each
+
+Every run is a process of its own (`ippo-train`) with one thread. What is finished in the output folder with the same
+configuration is not run again; remove it there when the code has changed. Writes `results.json` there; into the
+documents' folder the table of `episodes.md`, and one picture of curves per proof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from algorithms import EVERY_RUN, QUICK, ROOT, Job, run
+from learning import Outcome, cell, write_between
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import load_config
+
+PARALLEL = ("task.protocol=parallel", "task.agents.second.template='{own}<'")
+SOLVED = ("solved", lambda: 1.0)
+References = Sequence[tuple[str, Callable[[], float]]]  # what a score is to be compared with, computed when it is shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """One thing that is to be learnt, in one or several ways."""
+
+    about: str
+    common: tuple[str, ...]  # overrides of all ways
+    ways: Mapping[str, tuple[str, ...]]  # name -> its overrides beside the common ones
+    references: References = field(default=())
+
+
+def world(env_id: str, *overrides: str) -> tuple[str, ...]:
+    """Overrides of a world in which a small model learns from nothing but its rewards."""
+    return (
+        f"task={'pettingzoo' if '/' in env_id else 'gymnasium'}",
+        f"task.env_id={env_id}",
+        *FROM_SCRATCH,
+        *overrides,
+    )
+
+
+FROM_SCRATCH = (
+    "algorithm=ppo",
+    "actor.hidden_size=64",
+    "actor.learning_rate=1e-3",
+    "rollout.max_new_tokens=2",
+    "num_iterations=100",
+    "evaluation.every=10",
+)
+
+
+def tabular(name: str, which: str, turns: int = 32) -> float:
+    """What `random` or `optimal` play earns in a world of `play.TABULAR`."""
+    import gymnasium
+    from play import TABULAR, tabular_returns
+
+    env_id, arguments = TABULAR[name]
+    env = gymnasium.make(env_id, **arguments)
+    return getattr(tabular_returns(env, turns), which)
+
+
+def blackjack(which: str) -> float:
+    from play import blackjack_returns
+
+    return getattr(blackjack_returns(), which)
+
+
+def tictactoe(which: str) -> float:
+    """Won less lost against random play, where the seats alternate."""
+    from play import tictactoe_odds
+
+    odds = [tictactoe_odds(optimal=which == "optimal", first=first) for first in (True, False)]
+    return sum(win - loss for win, _, loss in odds) / len(odds)
+
+
+def relay_bound() -> float:
+    from ippo_cli.tasks.relay import best_parallel_score
+
+    return best_parallel_score(load_config(["task=relay"]).task)  # type: ignore[arg-type]
+
+
+def between(score: Callable[[str], float]) -> References:
+    return (("random play", lambda: score("random")), ("optimal play", lambda: score("optimal")))
+
+
+PROOFS: dict[str, Proof] = {
+    "signalling": Proof(
+        about="one agent sees one of 8 signals, the other acts on what it says",
+        common=("+experiment=signalling", "evaluation.every=10"),
+        ways={"sequential": ()},
+        references=(("a blind guess", lambda: 1 / 8), SOLVED),
+    ),
+    "relay": Proof(
+        about="the second agent needs the first one's answer",
+        common=(
+            "task=relay",
+            "reward.match=exact",
+            "algorithm=ppo",
+            "num_iterations=60",
+            "evaluation.every=10",
+            "rollout.max_new_tokens=2",
+        ),
+        ways={"sequential": (), "parallel": PARALLEL},
+        references=(("the best without hearing", relay_bound), SOLVED),
+    ),
+    "ladder": Proof(
+        about="five turns, each paid when it is made",
+        common=("task=ladder", "algorithm=ppo", "num_iterations=60", "evaluation.every=10", "rollout.max_new_tokens=2"),
+        ways={"credit by token": ("algorithm.credit=token",), "credit by turn": ("algorithm=turn_ppo",)},
+        references=(("random play", lambda: 1 / 8), SOLVED),
+    ),
+    "frozen_lake": Proof(
+        about="FrozenLake-v1, 4 x 4, not slippery",
+        common=world("FrozenLake-v1", "task.environment_args={is_slippery: false}"),
+        ways={"ppo": ()},
+        references=between(lambda which: tabular("FrozenLake-v1, not slippery", which)),
+    ),
+    "frozen_lake_slippery": Proof(
+        about="FrozenLake-v1, 4 x 4, slippery",
+        common=world("FrozenLake-v1", "task.environment_args={is_slippery: true}"),
+        ways={"ppo": ()},
+        references=between(lambda which: tabular("FrozenLake-v1", which)),
+    ),
+    "cliff_walking": Proof(
+        about="CliffWalking-v1",
+        common=world("CliffWalking-v1"),
+        ways={"ppo": ()},
+        references=between(lambda which: tabular("CliffWalking-v1", which)),
+    ),
+    "taxi": Proof(
+        about="Taxi-v4",
+        common=world("Taxi-v4"),
+        ways={"ppo": ()},
+        references=between(lambda which: tabular("Taxi-v4", which)),
+    ),
+    "blackjack": Proof(
+        about="Blackjack-v1", common=world("Blackjack-v1"), ways={"ppo": ()}, references=between(blackjack)
+    ),
+    "tictactoe": Proof(
+        about="classic/tictactoe_v3 against a random player, seats alternating",
+        common=world("classic/tictactoe_v3"),
+        ways={"ppo": ()},
+        references=between(tictactoe),
+    ),
+}
+
+
+def main() -> int:
+    given = _arguments()
+    given.output.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        _job(name, way, seed, given)
+        for name in given.proofs for way in PROOFS[name].ways for seed in given.seeds
+    ]  # fmt: skip
+    with ThreadPoolExecutor(given.jobs) as pool:
+        outcomes = list(pool.map(run, jobs))
+    (given.output / "results.json").write_text(json.dumps([asdict(result) for result in outcomes], indent=1) + "\n")
+    references = {name: {label: value() for label, value in PROOFS[name].references} for name in given.proofs}
+    done = [result for result in outcomes if result.error is None]
+    from curves import compare  # matplotlib, which nothing else here needs
+
+    for name in given.proofs:
+        compare(name, [one for one in done if one.task == name], references[name], given.docs / "pictures")
+    write_between(given.docs / "episodes.md", "\n".join(table(outcomes, references)))
+    print(f"wrote {given.output / 'results.json'} and {given.docs / 'episodes.md'}")
+    return len(done) < len(outcomes)
+
+
+def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line per proof and way: held-out scores before and after, and what they are to be compared with."""
+    lines = [
+        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), and mean wall time, one thread.",
+        "",
+        "| what | how | learnt | to compare with |",
+        "|---|---|---|---|",
+    ]
+    for name, compared in references.items():
+        beside = ", ".join(f"{label} {value:.2f}" for label, value in compared.items())
+        for way in PROOFS[name].ways:
+            results = [one for one in outcomes if (one.task, one.variant) == (name, way)]
+            link = f"[`{name}`](pictures/episodes-{name}.svg): {PROOFS[name].about}"
+            lines.append(f"| {link} | {way} | {cell(results)} | {beside} |")
+    return lines
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--proofs", nargs="+", choices=tuple(PROOFS), default=list(PROOFS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
+    parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "episodes", help="runs and results.json")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where episodes.md and pictures/ lie")
+    given = parser.parse_args()
+    given.output, given.docs = given.output.absolute(), given.docs.absolute()
+    return given
+
+
+def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:
+    """Raises `ConfigError` for what cannot run, before anything does."""
+    proof = PROOFS[name]
+    short = (*QUICK[:-1], "task.eval_size=8") if given.quick and name != "ladder" else QUICK[:-1] if given.quick else ()
+    folder = f"{name}-{way.replace(' ', '_')}-{seed}"
+    overrides = [*proof.common, *proof.ways[way], *EVERY_RUN, *short, f"seed={seed}", f"name={folder}"]
+    overrides.append(f"output_dir={given.output / 'runs'}")
+    config = load_config(overrides)
+    check(config, 1)
+    return Job(task=name, variant=way, seed=seed, overrides=tuple(overrides), config=config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

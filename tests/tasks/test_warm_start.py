@@ -1,0 +1,115 @@
+"""What lessons are made of: episodes played with answers that are known, or at random."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import AgentConfig, Alphabet, TinyActorConfig
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.task import load_task
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.warm_start import LONGEST, played_lessons
+
+
+class Chain:
+    """Every agent speaks once, after the ones before it, and is told what was said last."""
+
+    def __init__(self, *agents: str) -> None:
+        self.agents = agents
+
+    def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
+        self.spoken = 0
+        return {self.agents[0]: f"{example['word']}>"}
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        (said,) = actions.values()
+        self.spoken += 1
+        if self.spoken == len(self.agents):
+            return Step(observations={}, terminated=True)
+        return Step(observations={self.agents[self.spoken]: f"{said.text}<"})
+
+    def close(self) -> None: ...
+
+
+class Endless:
+    """Tells its agent one letter or another, as the seed says, for ever; two letters may be answered."""
+
+    def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
+        self.told = "pq"[seed % 2]
+        return {"solo": self.told}
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        assert actions["solo"].text in ("x", "y")
+        return Step(observations={"solo": self.told})
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        return {"solo": ["x", "y"]}
+
+    def close(self) -> None: ...
+
+
+def agent(answer: str | None = None, taught: str | None = None) -> AgentConfig:
+    return AgentConfig(template="", answer=answer, warm_start_answer=taught)
+
+
+ROWS = [{"word": "ab", "sum": "3", "any": "7"}, {"word": "c", "sum": "4", "any": "8"}]
+
+
+def test_later_agents_read_what_the_earlier_ones_are_taught_to_say() -> None:
+    agents = {"one": agent("{sum}", "{any}"), "two": agent("{sum}")}
+    assert played_lessons(Chain("one", "two"), agents, ROWS, 0) == {
+        "one": [[("ab>", "7")], [("c>", "8")]],
+        "two": [[("7<", "3")], [("8<", "4")]],
+    }
+
+
+def test_an_agent_whose_answers_are_not_known_says_nothing_and_has_no_lessons() -> None:
+    agents = {"one": agent(), "two": agent("{sum}")}
+    assert played_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
+    heard = played_lessons(Chain("two", "one"), agents, ROWS, 0)
+    assert heard == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
+
+
+def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:
+    found = [played_lessons(Endless(), {"solo": agent()}, ROWS * 50, seed)["solo"] for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    assert {len(lesson) for lesson in found[0]} == {LONGEST}
+    counts = Counter(turn for lesson in found[0] for turn in lesson)
+    assert set(counts) == {("p", "x"), ("p", "y"), ("q", "x"), ("q", "y")}
+    for told in "pq":
+        share = counts[told, "x"] / (counts[told, "x"] + counts[told, "y"])
+        assert share == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_ladder_is_climbed_at_random() -> None:
+    config = load_config(["task=ladder"])
+    lessons = warm_start_lessons("climber", config, load_task(config.task, 0))
+    assert {len(lesson) for lesson in lessons} == {5}
+    assert set("abcdefgh") == {answer for lesson in lessons for _, answer in lesson}
+
+
+def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() -> None:
+    config = load_config(["task.train_size=20", "task.eval_size=4"])
+    task = load_task(config.task, 0)
+    for name, asked in config.task.agents.items():
+        assert asked.answer is not None
+        expected = [
+            [(render_template(asked.template, row, ""), render_template(asked.answer, row, ""))] for row in task.train
+        ]
+        assert warm_start_lessons(name, config, task) == expected
+
+
+def test_characters_cannot_come_from_no_lessons() -> None:
+    actor = load_config([]).actor
+    assert isinstance(actor, TinyActorConfig)
+    with pytest.raises(ConfigError, match=r"answer=null leaves actor=tiny nothing .*actor\.alphabet=printable"):
+        refuse_nothing_to_read("solo", actor, [])
+    refuse_nothing_to_read("solo", actor, [[("a", "b")]])
+    refuse_nothing_to_read("solo", replace(actor, alphabet=Alphabet.printable), [])
