@@ -50,7 +50,6 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
-        "environment": schema.EnvironmentRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.TeamConfig},

@@ -87,7 +87,6 @@ class RewardKind(str, Enum):
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
-    environment = "environment"
 
 
 class TeamKind(str, Enum):
@@ -608,11 +607,6 @@ class RewardConfig:
 
 
 @dataclass
-class EnvironmentRewardConfig(RewardConfig):
-    """What the task's environment paid."""
-
-
-@dataclass
 class ExactMatchConfig(RewardConfig):
     """Compares each response with its agent's reference answer."""
 
@@ -764,7 +758,6 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
     "reward_gsm8k": Gsm8kRewardConfig,
-    "reward_environment": EnvironmentRewardConfig,
     "team": TeamConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,
