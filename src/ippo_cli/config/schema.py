@@ -265,6 +265,7 @@ class PromptConfig:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
+    turn_template: str | None = None  # what it is told from its second turn on; null = what others said since
     system: str | None = None  # system message; needs a chat template
     answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
 
@@ -283,6 +284,8 @@ class TaskConfig:
 
     kind: TaskKind  # sorting | jsonl | probe_letters | probe_grid
     agents: dict[str, AgentConfig]  # the named agents
+    protocol: str  # who speaks when: parallel | sequential | dialogue | path/to/file.py:name of one's own
+    num_turns: int  # turns of every agent, with protocol=parallel or dialogue
     primary_metric: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
 
 
@@ -417,6 +420,7 @@ class RolloutConfig:
 
     kind: RolloutKind  # hf: batched decoding with the training model itself
     buffer_size: int  # joint samples per iteration over all ranks: prompts x num_generations
+    history: str  # a history that is no prefix of the next prompt: prefix (refused) | turns (rows of their own)
     num_generations: int  # responses per prompt and agent, aligned by index across agents
     temperature: float  # divides the logits; log-probs, entropy and KL use it as well
     top_p: float  # nucleus filter; 1 = off
