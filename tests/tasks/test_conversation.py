@@ -249,8 +249,9 @@ def test_where_history_was_rewritten_is_shown() -> None:
     conversations = chat.begin(["Is it?"])
     with pytest.raises(ConfigError) as raised:
         chat.extend(conversations, [completion_of(chat.tokenizer, THINKING, finished=True)], ["Sure?"])
-    assert r"'<|im_start|>assistant\nYes." in str(raised.value).replace("m_start|>assistant", "m_start|>assistant")
-    assert "<think>" in str(raised.value)
+    said = str(raised.value)
+    assert "tokenizer writes 'im_start|>assistant\\nYes.<|im_end|>" in said
+    assert "where 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.' was read and written; use" in said
 
 
 @pytest.mark.parametrize("name", REWRITING)

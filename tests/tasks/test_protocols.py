@@ -11,8 +11,9 @@ import pytest
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig, TaskConfig
-from ippo_cli.tasks.environment import Action, Environment
-from ippo_cli.tasks.protocols import dry_run, protocol_environment
+from ippo_cli.tasks.environment import Action, Environment, Step
+from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment
+from ippo_cli.tasks.templates import first_message
 
 ROW = {"letters": "ba"}
 Make = Callable[..., TaskConfig]
@@ -245,3 +246,41 @@ def test_a_protocol_that_cannot_be_followed_is_found_before_training(
     with pytest.raises(ConfigError, match=rule) as raised:
         dry_run(own(name), ROW)
     assert str(raised.value).startswith("task.protocol=")
+
+
+class Counter:
+    """A world that says what it has heard so far, and who is nobody's agent."""
+
+    def reset(self, example: Any, seed: int) -> dict[str, str]:
+        self.heard = f"{seed}"
+        return {"low": self.heard}
+
+    def step(self, actions: Any) -> Step:
+        self.heard += "".join(action.text for action in actions.values())
+        cut = len(self.heard) > 2
+        return Step(observations={"low": self.heard}, rewards={"low": 1.0}, truncated=cut)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("later", "told"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
+def test_what_a_world_tells_stands_in_the_templates(later: str | None, told: str, task: Make) -> None:
+    agents = task("parallel", low=("{letters}{observation}>", later)).agents
+    world = TemplatedWorld(Counter(), agents)
+    for _ in range(2):
+        assert world.reset(ROW, 7) == {"low": "ba7>"}
+        step = world.step({"low": Action("a")})
+        assert (step.observations, step.rewards, step.truncated) == ({"low": told}, {"low": 1.0}, False)
+        last = world.step({"low": Action("b")})
+        assert last.truncated
+        assert "7ab" in last.observations["low"], "what is told last is worded as everything before"
+    world.close()
+    assert world.world.closed  # pyright: ignore
+
+
+def test_what_is_not_known_before_an_episode_is_left_out_of_a_first_message(task: Make) -> None:
+    agent = task("dialogue", low="{letters}[{transcript}{agents.high}{observation}]").agents["low"]
+    assert first_message("low", agent, ROW) == "ba[]"
+    with pytest.raises(ConfigError, match="names the field 'other', which examples do not have; they have: letters"):
+        first_message("low", task("parallel", low="{other}{heard}").agents["low"], ROW)

@@ -265,7 +265,9 @@ class PromptConfig:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
-    turn_template: str | None = None  # what it is told from its second turn on; null = what others said since
+    turn_template: str | None = (
+        None  # what it is told later; null = what others said since, in a world the template again
+    )
     system: str | None = None  # system message; needs a chat template
     answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
 

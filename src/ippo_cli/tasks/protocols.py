@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.schema import PromptConfig, TaskConfig
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Environment, Step
-from ippo_cli.tasks.templates import fields_of, first_message, is_word_of_conversations, render_template
+from ippo_cli.tasks.templates import (
+    NOTHING,
+    OBSERVATION,
+    fields_of,
+    first_message,
+    is_word_of_conversations,
+    render_template,
+)
 from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
@@ -97,7 +104,7 @@ class Parallel(Talk):
 
     def _message(self, name: str) -> str:
         if self.num_turns == 1:  # nobody will have said anything: only the example speaks
-            return first_message(name, self.agents[name], self.example)
+            return first_message(name, self.agents[name], self.example, NOTHING)
         return super()._message(name)
 
 
@@ -192,6 +199,45 @@ class OwnProtocol:
     def _refuse_strangers(self, named: Mapping[str, Any]) -> None:
         if strangers := [name for name in named if name not in self.agents]:
             raise ValueError(f"{self.name} names {strangers[0]!r}, who is no agent; they are {' '.join(self.agents)}")
+
+
+class TemplatedWorld:
+    """A world whose observations are put into the agents' templates, as `{observation}`.
+
+    Without a `turn_template` later observations go into the `template` as the first one does.
+    """
+
+    def __init__(self, world: Environment, agents: Prompts) -> None:
+        self.world = world
+        self.agents = agents
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.example = example
+        self.transcript = Transcript(list(self.agents))
+        return self._tell(self.world.reset(example, seed))
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.transcript.said += [(name, action.text) for name, action in actions.items()]
+        step = self.world.step(actions)
+        return replace(step, observations=self._tell(step.observations))
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """What may be answered, by agent that is to act; nobody where the world does not know."""
+        return self.world.actions() if hasattr(self.world, "actions") else {}  # pyright: ignore
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _tell(self, observations: Mapping[str, str]) -> dict[str, str]:
+        # A world may speak to somebody who is no agent: whoever plays it says so.
+        return {name: self._message(name, text) if name in self.agents else text for name, text in observations.items()}
+
+    def _message(self, name: str, observation: str) -> str:
+        config = self.agents[name]
+        words = {**self.transcript.words(name), OBSERVATION: observation}
+        if config.turn_template is None or self.transcript.turn(name) == 1:
+            return first_message(name, config, self.example, words)
+        return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
 
 
 def protocol_environment(config: TaskConfig) -> Callable[[], Environment]:

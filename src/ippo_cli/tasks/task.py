@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.protocols import dry_run
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
@@ -44,7 +45,7 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
 
 
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
-    for name, agent in config.agents.items():
-        for leaf, template in (("template", agent.template), ("answer", agent.answer)):
-            for example in examples:
-                render_template(template or "", example, f"task.agents.{name}.{leaf}")
+    for example in examples:
+        dry_run(config, example)
+        for name, agent in config.agents.items():
+            render_template(agent.answer or "", example, f"task.agents.{name}.answer")

@@ -13,6 +13,7 @@ from ippo_cli.types import Example
 Told = Mapping[str, str | None]
 """What a conversation has told by now; None stands for what has not been said yet."""
 NOTHING: Told = {}
+OBSERVATION = "observation"  # the field for what a world tells
 
 
 def render_template(template: str, example: Example, setting: str, told: Told = NOTHING) -> str:
@@ -39,9 +40,16 @@ def fields_of(template: str, setting: str) -> set[str]:
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
 
 
-def first_message(agent: str, config: PromptConfig, example: Example, told: Told = NOTHING) -> str:
-    """What an agent is told first about an example."""
-    return render_template(config.template, example, f"task.agents.{agent}.template", told)
+def first_message(agent: str, config: PromptConfig, example: Example, told: Told | None = None) -> str:
+    """What an agent is told first about an example.
+
+    Where it is not known what has been `told` by then, as before an episode, that is left out.
+    """
+    setting = f"task.agents.{agent}.template"
+    if told is None:
+        words = fields_of(config.template, setting) - set(example)
+        told = {word: "" for word in words if word == OBSERVATION or is_word_of_conversations(word)}
+    return render_template(config.template, example, setting, told)
 
 
 def is_word_of_conversations(field: str) -> bool:
