@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -185,39 +186,97 @@ def test_an_empty_prompt_is_an_error(formats: Make) -> None:
 
 def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
     """What a policy wrote, in tokens of its own."""
-    space = tokenizer("x", add_special_tokens=False).input_ids[:-1]  # a mark that this tokenizer begins a text with
-    ids = tokenizer(text, add_special_tokens=False).input_ids[len(space) :]
+    before = tokenizer("x", add_special_tokens=False).input_ids  # a tokenizer may begin a text with a mark of its own
+    ids = tokenizer(f"x{text}", add_special_tokens=False).input_ids[len(before) :]
     tokens = torch.tensor(ids + [tokenizer.eos_token_id] * finished, dtype=torch.long)
     said = tokenizer.decode(tokens, skip_special_tokens=True)
     nothing = torch.zeros(len(tokens))
     return Completion(ids=tokens, logprobs=nothing, behavior_logprobs=nothing, text=said, finished=finished)
 
 
+def afresh(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """The whole conversation, written and tokenised at once."""
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(whole, add_special_tokens=False).input_ids
+
+
 WORDS = st.text("ab. \n", min_size=1, max_size=6)
-TURNS = st.lists(st.tuples(WORDS, st.text("abc. ", max_size=6), st.booleans()), min_size=1, max_size=4)
+TURNS = st.lists(st.tuples(WORDS, st.text("abc. ", max_size=6), st.booleans()), min_size=2, max_size=5)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_history])
 @given(turns=TURNS, system=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any, system: bool) -> None:
-    family = FAMILIES[name]
-    tokenizer = TOKENIZERS[name]
-    chat = PromptFormat(
-        "low", tokenizer, system="Be brief." if system and family.system else None, chat_template=True,
-        max_prompt_tokens=99,
-    )  # fmt: skip
-    messages = [{"role": "system", "content": "Be brief."}] if chat.system else []
-    conversation: Any = None
-    for told, said, finished in turns:
-        if conversation is None:
-            (conversation,) = chat.begin([told])
-        else:
-            chat.extend([conversation], [written], [told])  # noqa: F821
-        messages.append({"role": "user", "content": told})
-        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert conversation.ids == tokenizer(whole, add_special_tokens=False).input_ids
+    family, tokenizer = FAMILIES[name], TOKENIZERS[name]
+    briefly = "Be brief." if system and family.system else None
+    chat = PromptFormat("low", tokenizer, system=briefly, chat_template=True, max_prompt_tokens=99)
+    chat.refuse_rewritten_history()
+    messages = [{"role": "system", "content": "Be brief."}] if briefly else []
+    (first, *_) = turns
+    (conversation,) = chat.begin([first[0]])
+    messages.append({"role": "user", "content": first[0]})
+    for (_, said, finished), (told, _, _) in pairwise(turns):
+        # What a template or a special token takes away is no history that could be read again.
+        text = said.strip() if "trim" in family.template or family.stripping else said
+        chat.extend([conversation], [completion_of(tokenizer, text, finished=finished)], [told])
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
+        assert conversation.ids == afresh(tokenizer, messages)
         assert not conversation.detached
-        text = said.strip() if "trim" in family.template else said
-        written = completion_of(tokenizer, text, finished=finished)
-        messages.append({"role": "assistant", "content": text})
+
+
+THINKING = "<think>\nHm.\n</think>\n\nYes."
+REWRITING = ["qwen3", "mistral last"]
+
+
+def rewriting(name: str, **settings: Any) -> PromptFormat:
+    system = "Be brief." if FAMILIES[name].system else None
+    return PromptFormat(
+        "low", TOKENIZERS[name], system=system, chat_template=True, max_prompt_tokens=99, **settings
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_a_template_that_rewrites_history_is_refused_before_training(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.history=prefix needs .* agent low's tokenizer writes") as raised:
+        rewriting(name).refuse_rewritten_history()
+    assert "; use rollout.history=turns" in str(raised.value)
+    rewriting(name, history="turns").refuse_rewritten_history()
+
+
+def test_where_history_was_rewritten_is_shown() -> None:
+    chat = rewriting("qwen3")
+    conversations = chat.begin(["Is it?"])
+    with pytest.raises(ConfigError) as raised:
+        chat.extend(conversations, [completion_of(chat.tokenizer, THINKING, finished=True)], ["Sure?"])
+    said = str(raised.value)
+    assert "tokenizer writes 'im_start|>assistant\\nYes.<|im_end|>" in said
+    assert "where 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.' was read and written; use" in said
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_a_rewritten_history_is_read_anew_where_turns_are_rows_of_their_own(name: str) -> None:
+    chat = rewriting(name, history="turns")
+    conversations = chat.begin(["Is it?", "Why?"])
+    messages = [{"role": "system", "content": "Be brief."}]
+    messages += [{"role": "user", "content": "Is it?"}]
+    for told in ("Sure?", "Really?"):
+        answers = [completion_of(chat.tokenizer, text, finished=True) for text in (THINKING, "No.")]
+        chat.extend(conversations, answers, [told, told])
+        messages += [{"role": "assistant", "content": THINKING}, {"role": "user", "content": told}]
+        assert conversations[0].ids == afresh(chat.tokenizer, messages)
+        assert [conversation.detached for conversation in conversations] == [True, name != "qwen3"]
+
+
+def test_a_conversation_without_a_chat_template_is_what_was_read_and_written() -> None:
+    tokenizer = TOKENIZERS["zephyr"]
+    raw = PromptFormat("low", tokenizer, max_prompt_tokens=99)
+    conversations = raw.begin(["ab", "c"])
+    before = [list(conversation.ids) for conversation in conversations]
+    answers = [completion_of(tokenizer, "x", finished=True), completion_of(tokenizer, "y", finished=False)]
+    raw.extend(conversations, answers, ["\nhi ", "a b"])
+    letters = tokenizer.convert_tokens_to_ids
+    assert conversations[0].ids == [*before[0], *letters(["x", "</s>", "\n", "h", "i", "\u2581"])]
+    assert conversations[1].ids == [*before[1], *letters(["y", "a", "\u2581", "b"])], "no space of its own before it"
+    raw.extend(conversations, answers, ["", ""])
+    assert conversations[1].ids[-1] == letters("y")

@@ -33,6 +33,8 @@ def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConf
     return JsonlConfig(
         kind=TaskKind.jsonl,
         agents={},
+        protocol="parallel",
+        num_turns=1,
         primary_metric="sampled/score",
         train=train,
         train_split="train",

@@ -18,6 +18,8 @@ from ippo_cli.tasks.templates import render_template
 LETTERS = LettersConfig(
     kind=TaskKind.probe_letters,
     agents={},
+    protocol="parallel",
+    num_turns=1,
     primary_metric="sampled/score",
     alphabet="abcdef",
     length=4,
@@ -25,7 +27,14 @@ LETTERS = LettersConfig(
     eval_size=100,
 )
 GRID = GridConfig(
-    kind=TaskKind.probe_grid, agents={}, primary_metric="sampled/score", size=4, train_size=192, eval_size=48
+    kind=TaskKind.probe_grid,
+    agents={},
+    protocol="parallel",
+    num_turns=1,
+    primary_metric="sampled/score",
+    size=4,
+    train_size=192,
+    eval_size=48,
 )
 BOTH = [(LETTERS, "letters"), (GRID, "start goal")]
 

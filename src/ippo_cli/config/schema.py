@@ -321,7 +321,7 @@ class PromptConfig:
     """How an agent is asked."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
-    turn_template: str | None = None  # what it is told from its second turn on; null = what the protocol or world says
+    turn_template: str | None = None  # what it is told later; null = what others said since, in worlds template again
     system: str | None = None  # system message; needs a chat template
     answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
     warm_start_answer: str | None = None  # what actor=tiny's warm start teaches, as a template; null = answer

@@ -275,6 +275,7 @@ def prompt_formats(
             system=task.agents[name].system,
             chat_template=chat,
             max_prompt_tokens=rollout.max_prompt_tokens,
+            history=rollout.history,
         )
         for name, tokenizer in tokenizers.items()
     }

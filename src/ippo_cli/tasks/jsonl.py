@@ -37,7 +37,8 @@ def held_out_rows(config: JsonlConfig) -> Sequence[Example]:
 def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
     """Raise where a field that some agent is asked with is missing in some row: the reader made nulls of those."""
     for name, agent in config.agents.items():
-        for leaf, template in (("template", agent.template), ("answer", agent.answer or "")):
+        for leaf in ("template", "turn_template", "answer"):
+            template = getattr(agent, leaf) or ""
             setting = f"task.agents.{name}.{leaf}"
             for field in sorted(fields_of(template, setting) & set(rows.column_names)):
                 if nulls := rows.data.column(field).null_count:

@@ -1,29 +1,349 @@
-"""Temporary."""
+"""Protocols: who is told what, and when, in a conversation between a task's agents.
+
+A protocol is an environment whose steps are what agents say. It ends by itself and pays nothing: a reward judges it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ippo_cli.config.schema import TaskConfig
+from ippo_cli.config.errors import ConfigError, IppoError
+from ippo_cli.config.schema import ConversationConfig, PromptConfig
+from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Environment, Step
-from ippo_cli.tasks.templates import first_message
+from ippo_cli.tasks.templates import (
+    NOTHING,
+    OBSERVATION,
+    fields_of,
+    first_message,
+    is_word_of_conversations,
+    render_template,
+)
+from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
+TURN_TEMPLATE = "\n{heard}\n"
+"""What an agent is told from its second turn on, where it has no `turn_template`."""
+PLACEHOLDER = "(what {agent} says)"  # stands for an answer where nobody is asked
+LONGEST = 100  # turns that a dry run shows: a protocol may go on until somebody says a certain thing
 
-class Parallel:
-    def __init__(self, config: TaskConfig) -> None:
-        self.agents = config.agents
+Prompts = Mapping[str, PromptConfig]
+
+
+@dataclass
+class Transcript:
+    """What has been said in one episode."""
+
+    agents: Sequence[str]
+    said: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
+
+    def turn(self, agent: str) -> int:
+        """The agent's own turn that comes next, from 1."""
+        return 1 + sum(speaker == agent for speaker, _ in self.said)
+
+    def words(self, agent: str) -> dict[str, str | None]:
+        """What an agent's template may name; None is what has not been said yet."""
+        last: dict[str, str | None] = {f"agents.{name}": None for name in self.agents}
+        last |= {f"agents.{speaker}": text for speaker, text in self.said}
+        own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
+        since = own[-1] + 1 if own else 0
+        heard = [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
+        return last | {"turn": str(self.turn(agent)), "transcript": _lines(self.said), "heard": _lines(heard)}
+
+
+class Talk:
+    """What the protocols have in common: templates that are filled in with the example and what has been said."""
+
+    def __init__(self, agents: Prompts, num_turns: int) -> None:
+        self.agents = agents
+        self.num_turns = num_turns
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        return {name: first_message(name, agent, example) for name, agent in self.agents.items()}
+        self.example = example
+        self.transcript = Transcript(list(self.agents))
+        self.cut: set[str] = set()
+        return self._tell(self._next() or ())
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        cut = frozenset(name for name, action in actions.items() if not action.finished)
-        return Step(observations={}, terminated=True, unfinished=cut)
+        # Agents that speak at once do not hear each other: what they said is noted in the task's order afterwards.
+        self.transcript.said += [(name, actions[name].text) for name in self.agents if name in actions]
+        self.cut -= set(actions)
+        self.cut |= {name for name, action in actions.items() if not action.finished}
+        speakers = self._next()
+        if speakers is None:
+            return Step(observations={}, terminated=True, unfinished=frozenset(self.cut))
+        return Step(observations=self._tell(speakers))
 
     def close(self) -> None:
         pass
 
+    def _next(self) -> Sequence[str] | None:
+        """Who speaks next, at once; None at the end."""
+        raise NotImplementedError
 
-def protocol_environment(config: TaskConfig) -> Callable[[], Environment]:
-    return lambda: Parallel(config)
+    def _tell(self, speakers: Sequence[str]) -> dict[str, str]:
+        return {name: self._message(name) for name in speakers}
+
+    def _message(self, name: str) -> str:
+        config, words = self.agents[name], self.transcript.words(name)
+        if self.transcript.turn(name) == 1:
+            return first_message(name, config, self.example, words)
+        template = TURN_TEMPLATE if config.turn_template is None else config.turn_template
+        return render_template(template, self.example, f"task.agents.{name}.turn_template", words)
+
+
+class Parallel(Talk):
+    """All agents speak at once in every turn; between turns they hear each other."""
+
+    def _next(self) -> Sequence[str] | None:
+        turns = len(self.transcript.said) // len(self.agents)
+        return list(self.agents) if turns < self.num_turns else None
+
+    def _message(self, name: str) -> str:
+        if self.num_turns == 1:  # nobody will have said anything: only the example speaks
+            return first_message(name, self.agents[name], self.example, NOTHING)
+        return super()._message(name)
+
+
+class Dialogue(Talk):
+    """One agent after the other, in the task's order, for a number of rounds."""
+
+    def _next(self) -> Sequence[str] | None:
+        names, spoken = list(self.agents), len(self.transcript.said)
+        return [names[spoken % len(names)]] if spoken < self.num_turns * len(names) else None
+
+
+class Sequential(Dialogue):
+    """One agent after the other, once: each may see the answers before it."""
+
+    def __init__(self, agents: Prompts) -> None:
+        super().__init__(agents, num_turns=1)
+
+
+class OwnProtocol:
+    """A protocol of the user's: a generator function, or a class with `reset` and `step`, in plain strings.
+
+        def debate(example, agents):
+            answers = yield {"pro": f"For {example['claim']}:\n", "contra": f"Against {example['claim']}:\n"}
+            answers = yield {"judge": f"{answers['pro']}\n{answers['contra']}\nWho is right?\n"}
+            return {"judge": float(answers["judge"] == example["answer"])}  # or nothing: a reward judges
+
+        class Debate:  # one object for each episode
+            def reset(self, example, agents): ...  # who speaks next, each with what it is told
+            def step(self, answers): ...  # likewise; nothing at the end
+
+    Keys are who speaks next, values what each is told. What is returned at the end, or `(messages, rewards)` from
+    `step`, is what agents are paid.
+    """
+
+    def __init__(self, made: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
+        self.made, self.name, self.agents = made, name, list(agents)
+        self.running: Any = None
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.close()
+        self.cut: set[str] = set()
+        own = dict(example)  # the user's to change
+        if inspect.isclass(self.made):
+            self.running = self.made()
+            told, _ = self._split(self.running.reset(own, list(self.agents)))
+        else:
+            self.running = self.made(own, list(self.agents))
+            if not isinstance(self.running, Generator):
+                raise TypeError(f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}")
+            told, _ = self._resume(lambda: next(self.running))
+        if not told:
+            raise ValueError(f"{self.name} tells nobody anything at first; it must begin with who speaks")
+        return told
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.cut -= set(actions)
+        self.cut |= {name for name, action in actions.items() if not action.finished}
+        answers = {name: action.text for name, action in actions.items()}
+        if isinstance(self.running, Generator):
+            told, rewards = self._resume(lambda: self.running.send(answers))
+        else:
+            told, rewards = self._split(self.running.step(answers))
+        ended = not told
+        unfinished = frozenset(self.cut if ended else ())
+        return Step(observations=told, rewards=rewards, terminated=ended, unfinished=unfinished)
+
+    def close(self) -> None:
+        if isinstance(self.running, Generator) or hasattr(self.running, "close"):
+            self.running.close()
+        self.running = None
+
+    def _resume(self, going_on: Callable[[], Any]) -> tuple[dict[str, str], dict[str, float]]:
+        try:
+            return self._split(going_on())
+        except StopIteration as end:
+            return {}, self._rewards({} if end.value is None else end.value)
+
+    def _split(self, said: Any) -> tuple[dict[str, str], dict[str, float]]:
+        told, rewards = said if isinstance(said, tuple) and len(said) == 2 else (said, {})
+        told = {} if told is None else told
+        if not isinstance(told, Mapping) or not all(isinstance(text, str) for text in told.values()):
+            raise TypeError(f"{self.name} must say who speaks next as a dict from agent to text, not {told!r:.80}")
+        self._refuse_strangers(told)
+        return dict(told), self._rewards(rewards)
+
+    def _rewards(self, rewards: Any) -> dict[str, float]:
+        if not isinstance(rewards, Mapping):
+            raise TypeError(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
+        self._refuse_strangers(rewards)
+        return {name: float(number) for name, number in rewards.items()}
+
+    def _refuse_strangers(self, named: Mapping[str, Any]) -> None:
+        if strangers := [name for name in named if name not in self.agents]:
+            raise ValueError(f"{self.name} names {strangers[0]!r}, who is no agent; they are {' '.join(self.agents)}")
+
+
+class TemplatedWorld:
+    """A world whose observations are put into the agents' templates, as `{observation}`.
+
+    Without a `turn_template` later observations go into the `template` as the first one does.
+    """
+
+    def __init__(self, world: Environment, agents: Prompts) -> None:
+        self.world = world
+        self.agents = agents
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.example = example
+        self.transcript = Transcript(list(self.agents))
+        return self._tell(self.world.reset(example, seed))
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.transcript.said += [(name, action.text) for name, action in actions.items()]
+        step = self.world.step(actions)
+        return replace(step, observations=self._tell(step.observations))
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """What may be answered, by agent that is to act; nobody where the world does not know."""
+        return self.world.actions() if hasattr(self.world, "actions") else {}  # pyright: ignore
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _tell(self, observations: Mapping[str, str]) -> dict[str, str]:
+        # A world may speak to somebody who is no agent: whoever plays it says so.
+        return {name: self._message(name, text) if name in self.agents else text for name, text in observations.items()}
+
+    def _message(self, name: str, observation: str) -> str:
+        config = self.agents[name]
+        words = {**self.transcript.words(name), OBSERVATION: observation}
+        if config.turn_template is None or self.transcript.turn(name) == 1:
+            return first_message(name, config, self.example, words)
+        return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
+
+
+def protocol_environment(config: ConversationConfig) -> Callable[[], Environment]:
+    """What makes environments of a task's protocol, each for one episode at a time and any number in a row.
+
+    Raises `ConfigError` for a protocol that cannot be found, and where templates do not let agents hear each other.
+    """
+    agents, turns = config.agents, config.num_turns
+    if config.protocol == "parallel":
+        if turns > 1 and len(agents) == 1:
+            _refuse_silence(config)
+        return lambda: Parallel(agents, turns)
+    if config.protocol == "sequential":
+        if turns != 1:
+            raise ConfigError(
+                f"task.num_turns={turns}", "has no meaning with task.protocol=sequential", "use task.protocol=dialogue"
+            )
+        _refuse_deafness(config)
+        return lambda: Sequential(agents)
+    if config.protocol == "dialogue":
+        if len(agents) == 1:
+            _refuse_silence(config)
+        else:
+            _refuse_deafness(config)
+        return lambda: Dialogue(agents, turns)
+    if ":" not in config.protocol:
+        raise ConfigError(
+            f"task.protocol={config.protocol}",
+            "is not known",
+            "use parallel, sequential, dialogue, or path/to/file.py:name of your own",
+        )
+    if turns != 1:
+        raise ConfigError(
+            f"task.num_turns={turns}", "has no meaning with a protocol of your own, which ends by itself", "set it to 1"
+        )
+    made = load_function(config.protocol, "task.protocol")
+    return lambda: OwnProtocol(made, config.protocol, list(agents))
+
+
+def dry_run(config: ConversationConfig, example: Example) -> list[tuple[str, str, str]]:
+    """Agent, what it is told and a placeholder for what it says, turn by turn: a conversation in which nobody is asked.
+
+    Raises `ConfigError` where a template names what does not exist by then, and where a protocol of the user's fails.
+    """
+    environment = protocol_environment(config)()
+    turns: list[tuple[str, str, str]] = []
+    try:
+        told = environment.reset(example, seed=0)
+        while told and len(turns) < LONGEST:
+            answers = {name: PLACEHOLDER.format(agent=name) for name in told}
+            turns += [(name, text, answers[name]) for name, text in told.items()]
+            step = environment.step({name: Action(text) for name, text in answers.items()})
+            told = {} if step.terminated or step.truncated else step.observations
+    except IppoError:
+        raise
+    except Exception as error:  # of the user's own code
+        raise ConfigError(
+            f"task.protocol={config.protocol}", f"fails with placeholders as answers ({located(error)})", "mend it"
+        ) from error
+    finally:
+        environment.close()
+    return turns
+
+
+def several_turns(config: ConversationConfig, example: Example) -> list[str]:
+    """Agents that speak more than once in an episode, as a dry run shows."""
+    counts = Counter(name for name, _, _ in dry_run(config, example))
+    return [name for name, count in counts.items() if count > 1]
+
+
+def _refuse_deafness(config: ConversationConfig) -> None:
+    """Raise `ConfigError` where agents speak one after the other and a later one is told nothing of it."""
+    later = list(config.agents)[1:]
+    deaf = [name for name in later if not _hears(name, config.agents[name])]
+    all_deaf = len(deaf) == len(later)
+    if all_deaf if config.protocol == "sequential" else deaf:
+        names = list(config.agents)
+        rule = (
+            f"lets {' '.join(deaf)} speak after others, and task.agents.{deaf[0]}.template names nothing that they say"
+            if deaf
+            else "lets agents speak one after the other, and there is one"
+        )
+        raise ConfigError(
+            f"task.protocol={config.protocol}",
+            rule,
+            f"write {{transcript}}, {{heard}} or {{agents.{names[0]}}} into it, or use task.protocol=parallel",
+        )
+
+
+def _refuse_silence(config: ConversationConfig) -> None:
+    """Raise `ConfigError` where an agent that is alone has several turns and would be told nothing between them."""
+    ((name, agent),) = config.agents.items()
+    if config.num_turns > 1 and agent.turn_template is None:
+        raise ConfigError(
+            f"task.num_turns={config.num_turns}",
+            f"gives {name} several turns, and nobody else speaks between them",
+            f"say what it is told by task.agents.{name}.turn_template",
+        )
+
+
+def _hears(name: str, agent: PromptConfig) -> bool:
+    fields = fields_of(agent.template, f"task.agents.{name}.template")
+    own = {"turn", f"agents.{name}"}
+    return any(is_word_of_conversations(field) for field in fields - own)
+
+
+def _lines(said: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{speaker}: {text}" for speaker, text in said)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import JsonlConfig, TaskConfig, TaskKind
+from ippo_cli.config.schema import ConversationConfig, JsonlConfig, LadderConfig, TaskConfig, TaskKind, WorldConfig
 from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.protocols import protocol_environment
+from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment, several_turns
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.tasks.told import Told
+from ippo_cli.tasks.worlds.build import make_environment
+from ippo_cli.tasks.worlds.examples import world_examples
 from ippo_cli.types import Example
 
 
@@ -35,9 +36,11 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
     TaskKind.signalling: signalling_examples,
     TaskKind.relay: relay_examples,
     TaskKind.ladder: ladder_examples,
+    TaskKind.gymnasium: world_examples,
+    TaskKind.pettingzoo: world_examples,
+    TaskKind.reasoning_gym: world_examples,
+    TaskKind.environment: world_examples,
 }
-# Tasks that are played in a world of their own. All others ask, and a reward judges.
-WORLDS: dict[TaskKind, Callable[..., Callable[[], Environment]]] = {TaskKind.ladder: ladders}
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
@@ -56,20 +59,27 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
 
 def task_environments(config: TaskConfig) -> Callable[[], Environment]:
     """What makes environments of a task: of its world, told through the agents' templates, or of its protocol."""
-    if config.kind not in WORLDS:
+    if isinstance(config, ConversationConfig):
         return protocol_environment(config)
-    make = WORLDS[config.kind](config)
-    return lambda: Told(make(), config.agents)
+    assert isinstance(config, WorldConfig)
+    make = ladders(config) if isinstance(config, LadderConfig) else make_environment(config)
+    return lambda: TemplatedWorld(make(), config.agents)
+
+
+def speakers_of_several_turns(config: TaskConfig, example: Example) -> list[str]:
+    """Agents that may speak more than once in an episode."""
+    return several_turns(config, example) if isinstance(config, ConversationConfig) else list(config.agents)
+
+
+def playground(config: TaskConfig) -> Environment | None:
+    """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
+    return task_environments(config)() if isinstance(config, WorldConfig) else None
 
 
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
-    if config.kind in WORLDS:  # their templates hold what a world tells
-        return
-    for name, agent in config.agents.items():
-        for leaf, template in (
-            ("template", agent.template),
-            ("answer", agent.answer),
-            ("warm_start_answer", agent.warm_start_answer),
-        ):
-            for example in examples:
+    for example in examples:
+        if isinstance(config, ConversationConfig):  # what a world tells is known when it does
+            dry_run(config, example)
+        for name, agent in config.agents.items():
+            for leaf, template in (("answer", agent.answer), ("warm_start_answer", agent.warm_start_answer)):
                 render_template(template or "", example, f"task.agents.{name}.{leaf}")

@@ -10,10 +10,13 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.types import Example
 
-NOTHING: Mapping[str, str] = {}
+Told = Mapping[str, str | None]
+"""What a conversation has told by now; None stands for what has not been said yet."""
+NOTHING: Told = {}
+OBSERVATION = "observation"  # the field for what a world tells
 
 
-def render_template(template: str, example: Example, setting: str, told: Mapping[str, str] = NOTHING) -> str:
+def render_template(template: str, example: Example, setting: str, told: Told = NOTHING) -> str:
     """The template with each `{field}` replaced by that field of the example, or of what the conversation has `told`.
 
     `{{` and `}}` are braces.
@@ -37,23 +40,55 @@ def fields_of(template: str, setting: str) -> set[str]:
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
 
 
-def first_message(agent: str, config: PromptConfig, example: Example, told: Mapping[str, str] = NOTHING) -> str:
-    """What an agent is told first about an example."""
-    return render_template(config.template, example, f"task.agents.{agent}.template", told)
+def first_message(agent: str, config: PromptConfig, example: Example, told: Told | None = None) -> str:
+    """What an agent is told first about an example.
+
+    Where it is not known what has been `told` by then, as before an episode, that is left out.
+    """
+    setting = f"task.agents.{agent}.template"
+    if told is None:
+        words = fields_of(config.template, setting) - set(example)
+        told = {word: "" for word in words if word == OBSERVATION or is_word_of_conversations(word)}
+    return render_template(config.template, example, setting, told)
 
 
-def _value(field: str, example: Example, told: Mapping[str, str], setting: str) -> str:
+def is_word_of_conversations(field: str) -> bool:
+    """Whether a field is one of those that stand for what has been said."""
+    return field in ("turn", "transcript", "heard") or field.startswith("agents.")
+
+
+def _value(field: str, example: Example, told: Told, setting: str) -> str:
+    if field in told and field in example:
+        raise ConfigError(
+            setting,
+            f"names {field!r}, which both the examples and the conversation have",
+            "rename that field of the examples",
+        )
     if field in told:
-        if field in example:
+        text = told[field]
+        if text is None:
             raise ConfigError(
                 setting,
-                f"names {field!r}, which both the examples and the conversation have",
-                "rename that field of the examples",
+                f"names {field!r}, who has said nothing by then",
+                "name one who speaks before, or write {transcript}",
             )
-        return told[field]
+        return text
     if field not in example:
-        known = " ".join(example) + (f"; the conversation has: {' '.join(told)}" if told else "")
-        raise ConfigError(setting, f"names the field {field!r}, which examples do not have", f"they have: {known}")
+        if field.startswith("agents.") and told:
+            there = " ".join(word for word in told if word.startswith("agents."))
+            raise ConfigError(setting, f"names {field!r}, and there is no such agent", f"there are: {there}")
+        if is_word_of_conversations(field):
+            raise ConfigError(
+                setting,
+                f"names {field!r}, and nobody has said anything by then",
+                "use task.protocol=sequential or dialogue, or more of task.num_turns",
+            )
+        words = f"; the conversation has: {' '.join(told)}" if told else ""
+        raise ConfigError(
+            setting,
+            f"names the field {field!r}, which examples do not have",
+            "they have: " + " ".join(example) + words,
+        )
     if example[field] is None:  # the word None is nothing that anybody meant to say
         raise ConfigError(
             setting,

@@ -20,8 +20,7 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.protocols import protocol_environment
-from ippo_cli.tasks.task import Task, load_held_out
+from ippo_cli.tasks.task import Task, load_held_out, task_environments
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
@@ -87,7 +86,7 @@ def _evaluate(
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    EnvironmentPool(protocol_environment(config.task)),
+                    EnvironmentPool(task_environments(config.task)),
                     formats,
                     batch,
                     HfGenerator(

@@ -36,7 +36,7 @@ from ippo_cli.models.tiny import tiny_config, tokenizer_of
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.task import Task, speakers_of_several_turns
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
 from ippo_cli.types import Example
@@ -154,6 +154,8 @@ def fitting_formats(
 ) -> dict[str, PromptFormat]:
     """How each agent is asked; that all first prompts of the run fit is known before the first one is asked."""
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
+    for name in speakers_of_several_turns(config.task, task.train[0]):
+        formats[name].refuse_rewritten_history()
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)

@@ -28,8 +28,7 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import HfGenerator
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.protocols import protocol_environment
-from ippo_cli.tasks.task import Task, load_task
+from ippo_cli.tasks.task import Task, load_task, task_environments
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.failure import error_file, fail
@@ -191,7 +190,7 @@ def build_trainer(
         plan=plan,
         task=task,
         schedule=schedule,
-        environments=EnvironmentPool(protocol_environment(config.task)),
+        environments=EnvironmentPool(task_environments(config.task)),
         formats=formats,
         generator=HfGenerator(agents, config.rollout, poll),
         device=device,

@@ -6,10 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from ippo_cli.config.schema import AgentConfig
-from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.worlds.build import World
-from ippo_cli.tasks.worlds.config import (
+from ippo_cli.config.schema import (
+    AgentConfig,
     GymnasiumConfig,
     IllegalMove,
     ObservationForm,
@@ -18,6 +16,8 @@ from ippo_cli.tasks.worlds.config import (
     PettingzooConfig,
     ReasoningGymConfig,
 )
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.worlds.build import World
 
 INVALID = -0.25
 

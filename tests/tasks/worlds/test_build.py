@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from making import gymnasium, pettingzoo, play, reasoning_gym, row
 
+from ippo_cli.config.schema import GymnasiumConfig, WorldConfig
 from ippo_cli.tasks.worlds.build import make_environment, random_play
-from ippo_cli.tasks.worlds.config import GymnasiumConfig, WorldConfig
 
 WORLDS: dict[str, WorldConfig] = {
     "lake": gymnasium("FrozenLake-v1"),

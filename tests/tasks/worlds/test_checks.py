@@ -14,14 +14,14 @@ from making import gymnasium, own, pettingzoo, reasoning_gym
 
 import ippo_cli
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.worlds.checks import check_world
-from ippo_cli.tasks.worlds.config import (
+from ippo_cli.config.schema import (
     GymnasiumConfig,
     OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
     WorldConfig,
 )
+from ippo_cli.tasks.worlds.checks import check_world
 
 pytestmark = pytest.mark.needs_no_package
 ROOT = Path(__file__).parents[3]

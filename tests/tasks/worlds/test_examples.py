@@ -7,7 +7,7 @@ import time
 import making
 import pytest
 
-from ippo_cli.tasks.worlds.config import GymnasiumConfig
+from ippo_cli.config.schema import GymnasiumConfig
 from ippo_cli.tasks.worlds.examples import world_examples
 
 

@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ippo_cli.tasks.environment import Action, Environment
-from ippo_cli.tasks.worlds.checks import check_world
-from ippo_cli.tasks.worlds.config import (
+from ippo_cli.config.schema import (
     GymnasiumConfig,
     OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
     WorldConfig,
 )
+from ippo_cli.tasks.environment import Action, Environment
+from ippo_cli.tasks.worlds.checks import check_world
 from ippo_cli.tasks.worlds.examples import world_examples
 
 LONGEST = 1000  # steps of an episode of random play, which may have no limit of its own

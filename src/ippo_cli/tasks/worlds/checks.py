@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.worlds.config import (
+from ippo_cli.config.schema import (
     GymnasiumConfig,
     OwnEnvironmentConfig,
     PettingzooConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from ippo_cli.tasks.worlds.config import WorldConfig
+from ippo_cli.config.schema import WorldConfig
 from ippo_cli.types import Example
 
 SPREAD = 1_000_003  # consecutive run seeds begin far from each other

@@ -17,9 +17,9 @@ from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
-from ippo_cli.tasks.worlds.config import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.worlds.spaces import numbers, unwritable
 from ippo_cli.types import Example
 

@@ -8,10 +8,10 @@ from numbers import Real
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import OwnEnvironmentConfig
 from ippo_cli.rewards.function import load_function
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.worlds.config import OwnEnvironmentConfig
 from ippo_cli.types import Example
 
 METHODS = ("reset", "step", "close")

@@ -17,9 +17,9 @@ from pettingzoo.utils.env_logger import EnvLogger
 from pettingzoo.utils.wrappers import TerminateIllegalWrapper
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
-from ippo_cli.tasks.worlds.config import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.worlds.spaces import MASK, numbers, unwritable
 from ippo_cli.types import Example
 

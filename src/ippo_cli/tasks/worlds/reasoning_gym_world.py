@@ -14,8 +14,8 @@ from reasoning_gym.factory import DATASETS, create_dataset
 from reasoning_gym.utils import extract_answer
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import ReasoningGymConfig
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.worlds.config import ReasoningGymConfig
 from ippo_cli.types import Example
 
 OURS = ("seed", "size")  # settings of a dataset that follow from the run's

@@ -1,0 +1,292 @@
+"""Protocols: who is told what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.config.schema import AgentConfig, TaskConfig
+from ippo_cli.tasks.environment import Action, Environment, Step
+from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment, several_turns
+from ippo_cli.tasks.templates import first_message
+
+ROW = {"letters": "ba"}
+Make = Callable[..., TaskConfig]
+
+
+@pytest.fixture(scope="module")
+def task() -> Make:
+    """A maker of tasks whose agents have the given templates: one, or the first and the later ones'."""
+    plain = typed(resolve(compose_node([]))).task
+
+    def make(protocol: str, num_turns: int = 1, **templates: Any) -> TaskConfig:
+        texts = {name: text if isinstance(text, tuple) else (text, None) for name, text in templates.items()}
+        agents = {name: AgentConfig(template=first, turn_template=later) for name, (first, later) in texts.items()}
+        return type(plain)(**{**vars(plain), "agents": agents, "protocol": protocol, "num_turns": num_turns})
+
+    return make
+
+
+def played(environment: Environment, answers: dict[str, list[Any]], example: Any = ROW) -> tuple[list[Any], Any]:
+    """What was told at each step, and the last step; answers are given in turn."""
+    told = environment.reset(example, seed=0)
+    seen, given = [dict(told)], {name: iter(texts) for name, texts in answers.items()}
+    while True:
+        said = [(name, next(given[name])) for name in told]
+        step = environment.step({name: Action(*(text if isinstance(text, tuple) else (text,))) for name, text in said})
+        if step.terminated:
+            return seen, step
+        told = step.observations
+        seen.append(dict(told))
+
+
+def test_parallel_agents_are_asked_once_and_hear_nothing(task: Make) -> None:
+    made = protocol_environment(task("parallel", low="{letters}<", high="{letters}>"))()
+    seen, last = played(made, {"low": ["a"], "high": [("b", False)]})
+    assert seen == [{"low": "ba<", "high": "ba>"}]
+    assert last.unfinished == {"high"}
+    assert last.observations == last.rewards == {}
+
+
+def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
+    config = task("parallel", 3, low="{letters}<", high=("{letters}>", "{turn} {agents.low} {agents.high}|"))
+    seen, _ = played(protocol_environment(config)(), {"low": ["a", "c", "e"], "high": ["b", "d", "f"]})
+    assert seen == [
+        {"low": "ba<", "high": "ba>"},
+        {"low": "\nhigh: b\n", "high": "2 a b|"},
+        {"low": "\nhigh: d\n", "high": "3 c d|"},
+    ]
+
+
+def test_sequential_agents_see_the_answers_before_theirs(task: Make) -> None:
+    config = task("sequential", low="{letters}<", mid="{heard}~", high="{agents.low}{agents.mid}>")
+    seen, last = played(protocol_environment(config)(), {"low": [("a", False)], "mid": ["b"], "high": ["c"]})
+    assert seen == [{"low": "ba<"}, {"mid": "low: a~"}, {"high": "ab>"}]
+    assert last.unfinished == {"low"}
+
+
+def test_everybody_in_a_dialogue_sees_the_transcript(task: Make) -> None:
+    both = "{transcript}|"
+    config = task("dialogue", 2, low=("{letters}<", both), high=("{turn}{transcript}>", "{heard}|"))
+    seen, last = played(protocol_environment(config)(), {"low": [("a", False), "c"], "high": ["b", "d"]})
+    assert seen == [
+        {"low": "ba<"},
+        {"high": "1low: a>"},
+        {"low": "low: a\nhigh: b|"},
+        {"high": "low: c|"},
+    ]
+    assert last.unfinished == set(), "its last answer was not cut"
+
+
+def test_an_example_is_never_a_template_and_neither_is_an_answer(task: Make) -> None:
+    config = task("sequential", low="{letters}", high="{agents.low}")
+    seen, _ = played(protocol_environment(config)(), {"low": ["{letters}{x"], "high": ["b"]}, {"letters": "{heard}"})
+    assert seen == [{"low": "{heard}"}, {"high": "{letters}{x"}]
+
+
+@pytest.mark.parametrize("protocol", ["parallel", "dialogue", "sequential"])
+def test_an_environment_that_is_used_again_remembers_nothing(protocol: str, task: Make) -> None:
+    config = task(protocol, 1 if protocol == "sequential" else 2, low="{letters}<", high="{transcript}{turn}>")
+    if protocol == "parallel":
+        config = task(protocol, 2, low="{letters}<", high=("{letters}>", "{transcript}{turn}>"))
+    answers = {"low": ["a", ("c", False)], "high": ["b", "d"]}
+    used = protocol_environment(config)()
+    first = played(used, answers)
+    used.step({name: Action("zz", finished=False) for name in used.reset(ROW, 0)})
+    assert played(used, answers) == first == played(protocol_environment(config)(), answers)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "turns", "templates", "rule"),
+    [
+        ("sequential", 1, {"low": "{letters}", "high": "{letters}{turn}"}, "names nothing that they say; write"),
+        ("sequential", 1, {"low": "{transcript}", "high": "{letters}{agents.high}"}, "lets high speak after others"),
+        ("sequential", 1, {"low": "{letters}"}, "one after the other, and there is one"),
+        ("sequential", 2, {"low": "{letters}", "high": "{heard}"}, "task.num_turns=2 has no meaning"),
+        ("dialogue", 2, {"low": "{letters}", "mid": "{heard}", "high": "{letters}"}, "lets high speak after others"),
+        ("dialogue", 2, {"low": "{letters}"}, "gives low several turns, and nobody else speaks"),
+        ("parallel", 2, {"low": "{letters}"}, "gives low several turns, and nobody else speaks"),
+        ("parallell", 1, {"low": "{letters}"}, "task.protocol=parallell is not known; use parallel, sequential"),
+        ("no.py:debate", 1, {"low": "{letters}"}, "task.protocol=no.py:debate points to .*, which is no file"),
+    ],
+)
+def test_a_protocol_under_which_nobody_hears_anything_is_refused(
+    protocol: str, turns: int, templates: dict[str, str], rule: str, task: Make
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        protocol_environment(task(protocol, turns, **templates))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "turns", "templates", "rule"),
+    [
+        ("parallel", 1, {"low": "{letters}", "high": "{agents.low}"}, "high.template='{agents.low}' names 'agents.l"),
+        ("parallel", 2, {"low": "{letters}", "high": "{agents.low}"}, "'agents.low', who has said nothing by then"),
+        ("sequential", 1, {"low": "{agents.high}", "high": "{heard}"}, "'agents.high', who has said nothing"),
+        ("sequential", 1, {"low": "{letters}", "high": "{agents.lo}"}, "agent; there are: agents.low agents.high"),
+        ("sequential", 1, {"low": "{letter}", "high": "{heard}"}, "which examples do not have; they have: letters"),
+        ("parallel", 2, {"low": ("{letters}", "{hear}"), "high": "{letters}"}, "low.turn_template='{hear}' names"),
+        ("dialogue", 2, {"low": ("{letters}", "{observation}"), "high": "{heard}"}, "names the field 'observation'"),
+    ],
+)
+def test_what_a_template_cannot_name_is_found_without_asking_anybody(
+    protocol: str, turns: int, templates: dict[str, Any], rule: str, task: Make
+) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        dry_run(task(protocol, turns, **templates), ROW)
+
+
+def test_a_word_of_conversations_that_is_a_field_as_well_is_refused_where_both_could_be_meant(task: Make) -> None:
+    row = {"letters": "ba", "turn": "left"}
+    (told,) = dry_run(task("parallel", low="{turn}"), row)
+    assert told[1] == "left", "nobody hears anything here, so that only the example speaks"
+    with pytest.raises(ConfigError, match="names 'turn', which both the examples and the conversation have"):
+        dry_run(task("sequential", low="{turn}", high="{heard}"), row)
+
+
+def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
+    config = task("dialogue", 2, low="{letters}<", high="{heard}>")
+    assert dry_run(config, ROW) == [
+        ("low", "ba<", "(what low says)"),
+        ("high", "low: (what low says)>", "(what high says)"),
+        ("low", "\nhigh: (what high says)\n", "(what low says)"),
+        ("high", "\nlow: (what low says)\n", "(what high says)"),
+    ]
+
+
+def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
+    assert several_turns(task("sequential", low="{letters}", high="{heard}"), ROW) == []
+    assert several_turns(task("dialogue", 2, low="{letters}", high="{heard}"), ROW) == ["low", "high"]
+    assert several_turns(own("debate"), ROW) == ["judge"]
+
+
+OWN = """
+def debate(example, agents):
+    example["letters"] += "!"
+    answers = yield {name: f"{name} {example['letters']}" for name in agents[:2]}
+    while answers != {"judge": "enough"}:
+        answers = yield {"judge": " ".join(answers.values())}
+    return {"judge": 1.0, "pro": 0.5}
+
+class Debate:
+    def reset(self, example, agents):
+        self.rounds = getattr(self, "rounds", 0)
+        return {"pro": example["letters"]}
+    def step(self, answers):
+        self.rounds += 1
+        return ({"contra": answers["pro"]}, {"pro": 0.25}) if self.rounds == 1 else None
+
+def endless(example, agents):
+    while True:
+        yield {"pro": "more"}
+
+def plain(example, agents): return {"pro": "x"}
+def stranger(example, agents): yield {"nobody": "x"}
+def numbers(example, agents): yield {"pro": 3}
+def nothing(example, agents):
+    if False: yield
+def raising(example, agents):
+    yield {"pro": "x"}
+    1 / 0
+def paying(example, agents):
+    yield {"pro": "x"}
+    return 3.0
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, task: Make) -> Callable[[str], TaskConfig]:
+    (tmp_path / "own.py").write_text(OWN)
+    return lambda name: task(f"{tmp_path}/own.py:{name}", pro="", contra="", judge="")
+
+
+def test_a_generator_function_says_who_speaks_and_is_sent_what_was_said(own: Callable[[str], TaskConfig]) -> None:
+    made = protocol_environment(own("debate"))()
+    answers = {"pro": ["yes"], "contra": ["no"], "judge": [("hm", False), "enough"]}
+    expected = [{"pro": "pro ba!", "contra": "contra ba!"}, {"judge": "yes no"}, {"judge": "hm"}]
+    for _ in range(2):
+        seen, last = played(made, answers)
+        assert seen == expected
+        assert last.rewards == {"judge": 1.0, "pro": 0.5}
+        assert last.unfinished == set()
+    assert ROW == {"letters": "ba"}, "the example is its own to change"
+
+
+def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig]) -> None:
+    made = protocol_environment(own("Debate"))()
+    for _ in range(2):
+        told = made.reset(ROW, 0)
+        assert told == {"pro": "ba"}
+        step = made.step({"pro": Action("x", finished=False)})
+        assert (step.observations, step.rewards, step.terminated) == ({"contra": "x"}, {"pro": 0.25}, False)
+        last = made.step({"contra": Action("y")})
+        assert (last.terminated, last.unfinished) == (True, {"pro"})
+    made.close()
+
+
+def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
+    own: Callable[[str], TaskConfig],
+) -> None:
+    assert len(dry_run(own("endless"), ROW)) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("plain", "must yield who speaks next, and returns a dict"),
+        ("stranger", "names 'nobody', who is no agent; they are pro contra judge"),
+        ("numbers", "as a dict from agent to text, not {'pro': 3}"),
+        ("nothing", "must begin with who speaks"),
+        ("raising", r"own.py:\d+: ZeroDivisionError"),
+        ("paying", "rewards as a dict from agent to number, not 3.0"),
+    ],
+)
+def test_a_protocol_that_cannot_be_followed_is_found_before_training(
+    name: str, rule: str, own: Callable[[str], TaskConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=rule) as raised:
+        dry_run(own(name), ROW)
+    assert str(raised.value).startswith("task.protocol=")
+
+
+class Counter:
+    """A world that says what it has heard so far, and who is nobody's agent."""
+
+    def reset(self, example: Any, seed: int) -> dict[str, str]:
+        self.heard = f"{seed}"
+        return {"low": self.heard}
+
+    def step(self, actions: Any) -> Step:
+        self.heard += "".join(action.text for action in actions.values())
+        cut = len(self.heard) > 2
+        return Step(observations={"low": self.heard}, rewards={"low": 1.0}, truncated=cut)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("later", "told"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
+def test_what_a_world_tells_stands_in_the_templates(later: str | None, told: str, task: Make) -> None:
+    agents = task("parallel", low=("{letters}{observation}>", later)).agents
+    world = TemplatedWorld(Counter(), agents)
+    for _ in range(2):
+        assert world.reset(ROW, 7) == {"low": "ba7>"}
+        step = world.step({"low": Action("a")})
+        assert (step.observations, step.rewards, step.truncated) == ({"low": told}, {"low": 1.0}, False)
+        last = world.step({"low": Action("b")})
+        assert last.truncated
+        assert "7ab" in last.observations["low"], "what is told last is worded as everything before"
+    world.close()
+    assert world.world.closed  # pyright: ignore
+
+
+def test_what_is_not_known_before_an_episode_is_left_out_of_a_first_message(task: Make) -> None:
+    agent = task("dialogue", low="{letters}[{transcript}{agents.high}{observation}]").agents["low"]
+    assert first_message("low", agent, ROW) == "ba[]"
+    with pytest.raises(ConfigError, match="names the field 'other', which examples do not have; they have: letters"):
+        first_message("low", task("parallel", low="{other}{heard}").agents["low"], ROW)
