@@ -116,7 +116,9 @@ def test_a_function_that_cannot_be_found_is_a_mistake_in_the_configuration(
 
 EPISODIC = """
 def score(examples, responses, episodes):
-    by_turn = {name: [[float(len(turn.completion.text)) for turn in one.of(name)] for one in episodes] for name in responses}
+    def lengths(name):
+        return [[float(len(turn.completion.text)) for turn in one.of(name)] for one in episodes]
+    by_turn = {name: lengths(name) for name in responses}
     paid = [[sum(step.values()) for step in one.rewards] for one in episodes]
     episodes[0].turns.clear()  # its own to change
     return {"agent_by_turn": by_turn, "team_by_step": paid}
