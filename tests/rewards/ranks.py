@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from typing import Any
 
 import torch
+from spoken import episode, spoken_once
 
 from ippo_cli.config.errors import RewardError
 from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardKind
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import attempt, mixed, processed, stop_beyond_budget
+from ippo_cli.rewards.score import attempt, failed_rows, mixed, processed, score, stop_beyond_budget
+from ippo_cli.types import Episode
 
 RANK = int(os.environ["RANK"])
 
@@ -32,38 +36,60 @@ def settings(**changes: Any) -> FunctionRewardConfig:
     return FunctionRewardConfig(kind=RewardKind.function, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def own_parts(examples: Any, responses: Any) -> Reward:
+def own_parts(episodes: Any) -> Reward:
     """Rank 0 reports one further number, rank 1 another."""
-    return Reward(team=[1.0 + RANK] * len(examples), parts={f"of_{RANK}": [1.0] * len(examples)})
+    return Reward(team=[1.0 + RANK] * len(episodes), parts={f"of_{RANK}": [1.0] * len(episodes)})
 
 
-def fails_on_one(examples: Any, responses: Any) -> Reward:
+def fails_on_one(episodes: Any) -> Reward:
     if RANK == 1:
         raise ValueError("only here")
-    return Reward(team=[1.0] * len(examples), parts={"share": [1.0] * len(examples)})
+    return Reward(team=[1.0] * len(episodes), parts={"share": [1.0] * len(episodes)})
+
+
+def uneven() -> list[Episode]:
+    """Rank 0 has three episodes, of one, two and no turns of `low`; rank 1 has two of three turns, and one that failed.
+
+    Every step pays its number plus one: in total 1, 3, nothing, 6 and 6.
+    """
+    turns = [[1, 2, 0], [3, 3, 1]][RANK]
+    failures = [None, None, ValueError("the world broke") if RANK == 1 else None]
+    return [
+        episode(
+            *(("low", step, "") for step in range(count)),
+            rewards=[{"low": step + 1.0} for step in range(count)],
+            failure=failure,
+        )
+        for count, failure in zip(turns, failures, strict=True)
+    ]
 
 
 def main() -> dict[str, Any]:
-    rows, texts = [{}] * 3, {"low": ["", "", ""]}
+    rows = spoken_once([{}] * 3, {"low": ["", "", ""]})
     found: dict[str, Any] = {}
-    given, _ = attempt(own_parts, rows, texts, settings())
+    given, _ = attempt(own_parts, rows, ["low"], settings())
     found["parts"] = list(given.parts)
-    given, failure = attempt(fails_on_one, rows, texts, settings())
+    given, failure = attempt(fails_on_one, rows, ["low"], settings())
     found["parts after a failure"] = list(given.parts)
     found["valid"] = given.valid
-    numbers = mixed(given, "low", settings(), 3)
-    valid = torch.tensor(given.valid if given.valid is not None else [True] * 3)
+    failed = failed_rows(given, mixed(given, "low", rows, settings()))
     try:
-        stop_beyond_budget(valid, failure, settings(failure_budget=0.4))
+        stop_beyond_budget(failed, failure, settings(failure_budget=0.4))
     except RewardError as error:
         found["told"] = str(error)
-    stop_beyond_budget(valid, failure, settings(failure_budget=0.5))
+    found["within"] = stop_beyond_budget(failed, failure, settings(failure_budget=0.5))
     numbers = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]][RANK])
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
-    found["zscore"] = processed(numbers, keep, settings(), ScoreMoments()).tolist()
+    numbers, once = numbers[:, None], torch.ones(3, dtype=torch.long)
+    found["zscore"] = processed(numbers, once, keep, settings(), ScoreMoments())[0][:, 0].tolist()
     moments = ScoreMoments(count=2, mean=1.5, squares=0.5)  # of 1 and 2, on whatever rank
     running = settings(processor=[Processor.running_zscore])
-    found["running zscore"] = processed(numbers, keep, running, moments).tolist()
+    scaled, moments = processed(numbers, once, keep, running, moments)
+    found["running zscore"], found["observed"] = scaled[:, 0].tolist(), asdict(moments)
+    by_turn = score(EnvironmentReward(["low"]), uneven(), settings(), {"low": ScoreMoments()})
+    low = by_turn.scores["low"]
+    found["by turn"], found["by turn valid"] = low.score.tolist(), low.valid.tolist()
+    found["by turn failed"], found["by turn told"] = low.failed.tolist(), by_turn.failure
     return found
 
 

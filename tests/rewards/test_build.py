@@ -11,8 +11,10 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Config, FunctionRewardConfig
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
+from ippo_cli.rewards.responses import OfResponses
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +24,10 @@ def config() -> Config:
 
 def test_the_default_compares_with_every_agents_answer(config: Config) -> None:
     reward = build_reward(config.reward, config.task.agents)
-    assert isinstance(reward, ExactMatch)
-    assert reward.answers == {"low": "{low}", "high": "{high}"}
+    assert isinstance(reward, OfResponses)
+    assert reward.agents == ["low", "high"]
+    assert isinstance(reward.function, ExactMatch)
+    assert reward.function.answers == {"low": "{low}", "high": "{high}"}
 
 
 def test_exact_match_needs_an_answer_of_every_agent(config: Config) -> None:
@@ -38,6 +42,14 @@ def test_a_function_is_looked_up_when_the_reward_is_built(
 ) -> None:
     (tmp_path / "mine.py").write_text("def f(examples, responses): return {'team': [0.5] * len(examples)}")
     reward = build_reward(settings(function=f"{tmp_path}/mine.py:f"), config.task.agents)
-    assert isinstance(reward, FunctionReward)
+    assert isinstance(reward, OfResponses)
+    assert isinstance(reward.function, FunctionReward)
     with pytest.raises(ConfigError, match=r"^reward\.function=null names no function; "):
         build_reward(settings(function=None), config.task.agents)
+
+
+def test_what_the_environment_paid_is_a_reward_of_its_own(config: Config) -> None:
+    chosen = typed(resolve(compose_node(["reward=environment"])))
+    reward = build_reward(chosen.reward, config.task.agents)
+    assert isinstance(reward, EnvironmentReward)
+    assert reward.agents == ["low", "high"]

@@ -8,15 +8,17 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from spoken import episode, spoken_once
 
 from ippo_cli.rewards.contract import Reward, checked
 
 AGENTS = ("high", "low")
+TWO = spoken_once([{}, {}], {"high": ["", ""], "low": ["", ""]})
 
 
 def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
-    assert checked(Reward(team=[1, 2.5]), AGENTS, 2).team == [1.0, 2.5]
-    given = checked(Reward(agent={"low": [1, 2], "high": [3, 4]}), AGENTS, 2)
+    assert checked(Reward(team=[1, 2.5]), AGENTS, TWO).team == [1.0, 2.5]
+    given = checked(Reward(agent={"low": [1, 2], "high": [3, 4]}), AGENTS, TWO)
     assert given.agent == {"low": [1.0, 2.0], "high": [3.0, 4.0]}
     assert given.team is None
 
@@ -26,13 +28,13 @@ def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
     [(1, 0), [True, False], numpy.array([1.0, 0.0]), torch.tensor([1.0, 0.0]), [numpy.int64(1), torch.tensor(0)]],
 )
 def test_numbers_may_come_as_anything_that_is_a_number(numbers: Any) -> None:
-    given = checked(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, 2)
+    given = checked(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, TWO)
     assert given.team == given.parts["share"] == [1.0, 0.0]
     assert given.valid == [True, False]
 
 
 def test_none_is_a_row_without_a_number() -> None:
-    given = checked(Reward(team=[None, 1.0], parts={"share": [None, 1.0]}), AGENTS, 2)  # type: ignore[list-item]
+    given = checked(Reward(team=[None, 1.0], parts={"share": [None, 1.0]}), AGENTS, TWO)  # type: ignore[list-item]
     assert given.team is not None
     assert math.isnan(given.team[0])
     assert math.isnan(given.parts["share"][0])
@@ -41,8 +43,11 @@ def test_none_is_a_row_without_a_number() -> None:
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        (Reward(), "must give 'team' or 'agent' numbers, and gave neither"),
-        (Reward(parts={"share": [1, 2]}), "must give 'team' or 'agent' numbers, and gave neither"),
+        (Reward(), "must give 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers, and gave none of them"),
+        (
+            Reward(parts={"share": [1, 2]}),
+            "must give 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers, and gave none of them",
+        ),
         (Reward(team=[1.0]), "'team' must have one entry for each of the 2 rows, not 1"),
         (Reward(team=[]), "'team' must have one entry for each of the 2 rows, not 0"),
         (Reward(team=3.0), "'team' must have one entry for each of the 2 rows, not 3.0"),  # type: ignore[arg-type]
@@ -61,15 +66,62 @@ def test_none_is_a_row_without_a_number() -> None:
 )
 def test_what_breaks_the_contract_is_told_by_name(reward: Reward, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        checked(reward, AGENTS, 2)
+        checked(reward, AGENTS, TWO)
 
 
 def test_agents_numbers_and_generations_are_told_apart_by_name_alone() -> None:
     """Two agents, and two rows of one prompt: a list of two could mean either, so a list is never accepted."""
-    per_row = checked(Reward(team=[0.0, 1.0]), AGENTS, 2)
-    per_agent = checked(Reward(agent={"high": [0.0, 0.0], "low": [1.0, 1.0]}), AGENTS, 2)
+    per_row = checked(Reward(team=[0.0, 1.0]), AGENTS, TWO)
+    per_agent = checked(Reward(agent={"high": [0.0, 0.0], "low": [1.0, 1.0]}), AGENTS, TWO)
     assert per_row.team == [0.0, 1.0]
     assert per_row.agent == {}
     assert per_agent.agent["high"] == [0.0, 0.0]
     with pytest.raises(ValueError, match=r"'agent\[high\]' must have one entry for each of the 2 rows, not 1"):
-        checked(Reward(agent={"high": [0.0], "low": [1.0]}), AGENTS, 2)
+        checked(Reward(agent={"high": [0.0], "low": [1.0]}), AGENTS, TWO)
+
+
+TALK = [episode(("high", 0, ""), ("low", 1, ""), ("high", 2, "")), episode(("low", 0, ""))]
+
+
+def test_numbers_by_turn_and_by_step_are_as_many_as_there_are_turns_and_steps() -> None:
+    by_turn: Any = {"high": [torch.tensor([1.0, 2.0]), []], "low": [(None,), numpy.array([4])]}
+    given = checked(Reward(team_by_step=[[1, True, 0], None], agent_by_turn=by_turn), AGENTS, TALK)  # type: ignore[list-item]
+    assert given.team_by_step is not None
+    assert given.team_by_step[0] == [1.0, 1.0, 0.0]
+    assert math.isnan(given.team_by_step[1][0])
+    assert given.agent_by_turn["high"] == [[1.0, 2.0], []]
+    assert math.isnan(given.agent_by_turn["low"][0][0])
+    assert given.agent_by_turn["low"][1] == [4.0]
+    assert (given.team, given.agent) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (Reward(team_by_step=[[0, 0, 0]]), "'team_by_step' must have one entry for each of the 2 rows, not 1"),
+        (
+            Reward(team_by_step=[[0, 0], [0]]),
+            "'team_by_step' must have 3 at row 0, one for each of the episode's steps, not 2",
+        ),
+        (
+            Reward(team_by_step=[1.0, 2.0]),  # type: ignore[list-item]
+            r"'team_by_step' must have 3 at row 0, one for each of the episode's steps, not 1\.0",
+        ),
+        (
+            Reward(team_by_step=torch.zeros(2)),  # type: ignore[arg-type]
+            "'team_by_step' must have 3 at row 0, one for each of the episode's steps, not tensor",
+        ),
+        (
+            Reward(agent_by_turn={"high": [[0, 0], []], "low": [[0], [0, 0]]}),
+            r"'agent_by_turn\[low\]' must have 1 at row 1, one for each of the episode's turns of low, not 2",
+        ),
+        (Reward(agent_by_turn={"high": [[0, 0], []]}), r"'agent_by_turn' numbers must be given for .*'low'"),
+        (
+            Reward(agent_by_turn={"high": [[0, "1"], []], "low": [[0], [0]]}),  # type: ignore[list-item]
+            r"'agent_by_turn\[high\]\[0\]' has '1' at row 1, where a number belongs",
+        ),
+    ],
+)
+def test_numbers_for_other_turns_than_there_were_are_told_by_name(reward: Reward, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        checked(reward, AGENTS, TALK)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.tasks.user_code import load_function
+from ippo_cli.rewards.function import FunctionReward, load_function
+from ippo_cli.rewards.responses import OfResponses
 
 FILE = """
 from __future__ import annotations
@@ -69,7 +71,10 @@ def test_what_a_function_is_given_is_its_own_to_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "None", "([1.0], [1.0])", "{'tema': [1.0]}", "{'low': [1.0]}"])
 def test_numbers_without_a_name_are_refused_with_the_names_that_there_are(returned: str, tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(f"def f(examples, responses): return {returned}")
-    with pytest.raises(TypeError, match="must return a dict with names among team, agent, parts, valid, not"):
+    with pytest.raises(
+        TypeError,
+        match="must return a dict with names among team, agent, team_by_step, agent_by_turn, parts, valid, not",
+    ):
         FunctionReward(f"{tmp_path}/bare.py:f")([{}], {"solo": ["x"]})
 
 
@@ -107,3 +112,58 @@ def test_a_function_that_cannot_be_found_is_a_mistake_in_the_configuration(
     assert raised.value.exit_code == 2
     assert str(raised.value).startswith(f"reward.function={given} ")
     assert "; " in str(raised.value)
+
+
+EPISODIC = """
+def score(examples, responses, episodes):
+    def lengths(name):
+        return [[float(len(turn.completion.text)) for turn in one.of(name)] for one in episodes]
+    by_turn = {name: lengths(name) for name in responses}
+    paid = [[sum(step.values()) for step in one.rewards] for one in episodes]
+    episodes[0].turns.clear()  # its own to change
+    return {"agent_by_turn": by_turn, "team_by_step": paid}
+"""
+
+
+def test_a_function_with_a_parameter_for_them_gets_episodes_and_may_give_numbers_by_turn(tmp_path: Path) -> None:
+    (tmp_path / "episodic.py").write_text(EPISODIC)
+    function = FunctionReward(f"{tmp_path}/episodic.py:score")
+    reward = OfResponses(function, ["low", "high"], with_episodes=function.with_episodes)
+    talk = episode(("low", 0, "a"), ("high", 1, "bb"), ("low", 2, "ccc"), rewards=[{}, {"low": 1.0, "high": 2.0}, {}])
+    alone = episode(("low", 0, "dddd"))
+    found = reward([talk, alone])
+    assert found.agent_by_turn == {"low": [[1.0, 3.0], [4.0]], "high": [[2.0], []]}
+    assert found.team_by_step == [[0, 3.0, 0], [0]]
+    assert len(talk.turns) == 3
+
+
+def test_a_response_is_what_an_agent_said_last_and_empty_where_it_never_spoke() -> None:
+    seen: list[Any] = []
+
+    def noted(examples: Any, responses: Any) -> Reward:
+        seen.append((examples, responses))
+        return Reward(team=[0.0] * len(examples))
+
+    talk = episode(("low", 0, "a"), ("high", 1, "b"), ("low", 2, "c"), example={"n": 1})
+    OfResponses(noted, ["high", "low", "third"])([talk, episode(("high", 0, "d"), example={"n": 2})])
+    examples, responses = seen[0]
+    assert examples == [{"n": 1}, {"n": 2}]
+    assert responses == {"high": ["b", "d"], "low": ["c", ""], "third": ["", ""]}
+    assert list(responses) == ["high", "low", "third"], "in the task's order of agents, not in that of speaking"
+
+
+@pytest.mark.parametrize("parameters", ["episodes", "examples", "examples, responses, more", "examples, *, responses"])
+def test_a_function_that_cannot_take_examples_and_responses_is_told_before_anything_runs(
+    parameters: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other.py").write_text(f"def score({parameters}): return 1")
+    with pytest.raises(ConfigError, match=r"cannot be called as function\(examples, responses\) \(.*\); let it take"):
+        FunctionReward(f"{tmp_path}/other.py:score")
+
+
+@pytest.mark.parametrize("parameters", ["rows, texts", "*args", "examples, responses, k=1", "rows, texts, **more"])
+def test_other_names_and_further_defaults_are_no_hindrance(parameters: str, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(f"def score({parameters}): return {{'team': [1.0]}}")
+    function = FunctionReward(f"{tmp_path}/other.py:score")
+    assert not function.with_episodes
+    assert function([{}], {"solo": ["x"]}).team == [1.0]

@@ -55,6 +55,8 @@ def test_the_budget_is_the_whole_buffers_and_all_ranks_stop_with_the_reason(foun
     for rank in found:
         assert "3 of 6 rows have no reward" in rank["told"]
         assert rank["told"].endswith("ValueError: only here")
+        assert rank["within"].startswith("3 of 6 rows have no reward and are not trained on; ")
+        assert rank["within"].endswith("ValueError: only here")
 
 
 def test_a_zscore_is_taken_over_the_valid_rows_of_all_ranks(found: list[dict[str, Any]]) -> None:
@@ -68,3 +70,19 @@ def test_a_running_zscore_takes_in_the_valid_rows_of_all_ranks(found: list[dict[
     mean, deviation = statistics.mean(seen), statistics.stdev(seen)
     expected = [(number - mean) / deviation for number in (1, 2, 3, 4, 5)]
     assert [*found[0]["running zscore"], *found[1]["running zscore"]] == pytest.approx([*expected, 0.0])
+    squares = statistics.variance(seen) * 6
+    assert [rank["observed"] for rank in found] == [pytest.approx({"count": 7, "mean": mean, "squares": squares})] * 2
+
+
+def test_rows_of_uneven_turns_are_measured_by_the_totals_of_all_ranks(found: list[dict[str, Any]]) -> None:
+    totals = (1, 3, 6, 6)  # of the rows that have turns and did not fail
+    mean, deviation = statistics.mean(totals), statistics.stdev(totals)
+    one, two = (1 - mean) / deviation, (2 - mean) / deviation
+    assert found[0]["by turn"] == [pytest.approx(row) for row in ([one, 0], [1 / deviation, two], [0, 0])]
+    three = [1 / deviation, 2 / deviation, (3 - mean) / deviation]
+    assert found[1]["by turn"] == [pytest.approx(row) for row in (three, three, [0, 0, 0])]
+    assert [rank["by turn valid"] for rank in found] == [[True, True, False], [True, True, False]]
+    assert [rank["by turn failed"] for rank in found] == [[False] * 3, [False, False, True]]
+    assert {rank["by turn told"] for rank in found} == {
+        "1 of 6 rows have no reward and are not trained on; ValueError: the world broke"
+    }

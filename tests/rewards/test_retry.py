@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from spoken import episode, spoken_once
 
-from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.retry import ATTEMPTS
 from ippo_cli.rewards.score import attempt
+from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
 ROWS = [{"n": row} for row in range(16)]
-TEXTS = {"solo": [f"text {row}" for row in range(16)]}
+EPISODES = spoken_once(ROWS, {"solo": [f"text {row}" for row in range(16)]})
 
 
 class Flaky:
@@ -24,9 +27,9 @@ class Flaky:
         self.fails = fails
         self.calls: list[list[int]] = []
 
-    def __call__(self, examples: Sequence[Any], responses: Responses) -> Reward:
-        rows = [example["n"] for example in examples]
-        assert responses == {"solo": [f"text {row}" for row in rows]}
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        rows = [one.example["n"] for one in episodes]
+        assert [one.turns[0].completion.text for one in episodes] == [f"text {row}" for row in rows]
         self.calls.append(rows)
         if self.fails(rows, len(self.calls)):
             raise ValueError(f"call {len(self.calls)}")
@@ -35,7 +38,7 @@ class Flaky:
 
 def answered(reward: Any, config: Any) -> tuple[list[int], Exception | None]:
     """The rows that have their number, every other one being NaN and not valid; and what went wrong."""
-    given, failure = attempt(reward, ROWS, TEXTS, config)
+    given, failure = attempt(reward, EPISODES, ["solo"], config)
     assert given.team is not None
     valid = given.valid if given.valid is not None else [True] * len(ROWS)
     for row, number in enumerate(given.team):
@@ -83,11 +86,11 @@ def test_beyond_the_budget_no_more_is_asked(settings: Make) -> None:
 def test_numbers_for_too_few_rows_are_no_fault_of_a_row(settings: Make) -> None:
     calls: list[int] = []
 
-    def mean_of_all(examples: Sequence[Any], responses: Responses) -> Reward:
-        calls.append(len(examples))
-        return Reward(team=[sum(example["n"] for example in examples) / len(examples)])
+    def mean_of_all(episodes: Sequence[Episode]) -> Reward:
+        calls.append(len(episodes))
+        return Reward(team=[sum(one.example["n"] for one in episodes) / len(episodes)])
 
-    given, failure = attempt(mean_of_all, ROWS, TEXTS, settings())
+    given, failure = attempt(mean_of_all, EPISODES, ["solo"], settings())
     assert given.valid == [False] * 16
     assert "must have one entry for each of the 16 rows, not 1" in str(failure)
     assert calls == [16] * ATTEMPTS, "a single row would have been taken at its word"
@@ -95,6 +98,53 @@ def test_numbers_for_too_few_rows_are_no_fault_of_a_row(settings: Make) -> None:
 
 def test_a_row_alone_is_asked_as_often_as_a_batch(settings: Make) -> None:
     reward = Flaky(lambda rows, call: True)
-    given, _ = attempt(reward, ROWS[:1], {"solo": TEXTS["solo"][:1]}, settings())
+    given, _ = attempt(reward, EPISODES[:1], ["solo"], settings())
     assert given.valid == [False]
     assert len(reward.calls) == ATTEMPTS
+
+
+def test_a_failed_episode_is_never_asked_about_and_counts_as_a_failed_row(settings: Make) -> None:
+    broken = ValueError("the world broke")
+    rows = [replace(one, failure=broken if one.index in (2, 7) else None) for one in EPISODES]
+    reward = Flaky(lambda rows, call: False)
+    given, failure = attempt(reward, rows, ["solo"], settings())
+    assert failure is broken
+    assert reward.calls == [[row for row in range(16) if row not in (2, 7)]]
+    assert given.valid == [row not in (2, 7) for row in range(16)]
+    assert given.team is not None
+    assert [row for row in range(16) if math.isnan(given.team[row])] == [2, 7]
+
+
+def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(settings: Make) -> None:
+    rows = [replace(one, failure=ValueError("the world broke") if one.index == 3 else None) for one in EPISODES]
+    reward = Flaky(lambda rows, call: False)
+    given, _ = attempt(reward, rows, ["solo"], settings(whole_batch=True))
+    assert reward.calls == [[row for row in range(16) if row != 3]]
+    assert given.valid == [row != 3 for row in range(16)]
+
+
+def test_failed_episodes_beyond_the_budget_ask_nothing_more(settings: Make) -> None:
+    rows = [replace(one, failure=ValueError("the world broke") if one.index < 8 else None) for one in EPISODES]
+    reward = Flaky(lambda rows, call: False)
+    attempt(reward, rows, ["solo"], settings(failure_budget=0.1))
+    assert reward.calls == []
+
+
+def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make) -> None:
+    """Rows 0 to 3 have as many turns as their number says; 2 keeps failing."""
+    rows = [episode(*(("solo", step, "") for step in range(row)), index=row) for row in range(4)]
+
+    def reward(episodes: Sequence[Episode]) -> Reward:
+        if any(one.index == 2 for one in episodes):
+            raise ValueError("row 2")
+        by_turn = [[one.index + 0.25 * turn for turn in range(one.index)] for one in episodes]
+        return Reward(agent_by_turn={"solo": by_turn}, team_by_step=[[1.0] * one.index for one in episodes])
+
+    given, _ = attempt(reward, rows, ["solo"], settings())
+    assert given.valid == [True, True, False, True]
+    assert (given.team, given.agent) == (None, {})
+    assert given.team_by_step is not None
+    for numbers, expected in ((given.agent_by_turn["solo"], [3.0, 3.25, 3.5]), (given.team_by_step, [1.0] * 3)):
+        assert [len(own) for own in numbers] == [0, 1, 2, 3]
+        assert all(math.isnan(number) for number in numbers[2])
+        assert list(numbers[3]) == expected

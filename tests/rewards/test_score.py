@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from spoken import spoken_once
 
 from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.responses import OfResponses
 from ippo_cli.rewards.retry import ATTEMPTS
 from ippo_cli.rewards.score import attempt, score
 from ippo_cli.types import Scores
@@ -21,10 +23,11 @@ from ippo_cli.types import Scores
 Make = Callable[..., Any]
 ROWS = [{"n": row} for row in range(4)]
 TEXTS = {"low": ["a", "b", "c", "d"], "high": ["e", "f", "g", "h"]}
+EPISODES = spoken_once(ROWS, TEXTS)
 
 
-def scored(reward: Reward, config: Any, buffer: Make) -> dict[str, Scores]:
-    return score(lambda examples, responses: reward, *buffer(ROWS, TEXTS), config, unobserved())
+def scored(reward: Reward, config: Any) -> dict[str, Scores]:
+    return score(lambda episodes: reward, EPISODES, config, unobserved()).scores
 
 
 def unobserved() -> dict[str, ScoreMoments]:
@@ -37,27 +40,27 @@ def numbers(scores: Scores) -> list[float]:
     return scores.score[:, 0].tolist()
 
 
-def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(settings: Make, buffer: Make) -> None:
+def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(settings: Make) -> None:
     seen: list[Any] = []
 
     def reward(examples: Any, responses: Any) -> Reward:
-        seen.append((list(examples), {name: list(texts) for name, texts in responses.items()}))
+        seen.append((examples, responses))
         return Reward(team=[0.0] * len(examples))
 
-    score(reward, *buffer(ROWS, TEXTS), settings(), unobserved())
+    score(OfResponses(reward, list(TEXTS)), EPISODES, settings(), unobserved())
     assert seen == [(ROWS, TEXTS)]
 
 
-def test_the_teams_number_is_every_agents_and_an_agents_number_its_own(settings: Make, buffer: Make) -> None:
+def test_the_teams_number_is_every_agents_and_an_agents_number_its_own(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 4], agent={"low": [10, 20, 30, 40], "high": [0, 0, 0, 1]})
-    found = scored(reward, settings(team_weight=0.5, agent_weight=2.0), buffer)
+    found = scored(reward, settings(team_weight=0.5, agent_weight=2.0))
     assert numbers(found["low"]) == [20.5, 41.0, 61.5, 82.0]
     assert numbers(found["high"]) == [0.5, 1.0, 1.5, 4.0]
 
 
-def test_by_default_the_teams_number_alone_counts(settings: Make, buffer: Make) -> None:
+def test_by_default_the_teams_number_alone_counts(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 4], agent={"low": [math.nan] * 4, "high": [9] * 4})
-    found = scored(reward, settings(), buffer)
+    found = scored(reward, settings())
     assert numbers(found["low"]) == numbers(found["high"]) == [1, 2, 3, 4]
     assert found["low"].valid.all()
 
@@ -70,94 +73,95 @@ def test_by_default_the_teams_number_alone_counts(settings: Make, buffer: Make) 
     ],
 )
 def test_a_reward_of_which_nothing_counts_is_a_mistake_and_not_a_zero(
-    reward: Reward, weights: tuple[float, float], remedy: str, settings: Make, buffer: Make
+    reward: Reward, weights: tuple[float, float], remedy: str, settings: Make
 ) -> None:
     with pytest.raises(ConfigError, match=f"count nothing of this reward, .*; set {remedy}"):
-        scored(reward, settings(team_weight=weights[0], agent_weight=weights[1]), buffer)
+        scored(reward, settings(team_weight=weights[0], agent_weight=weights[1]))
 
 
-def test_two_agents_and_two_generations_are_never_confused(settings: Make, buffer: Make) -> None:
+def test_two_agents_and_two_generations_are_never_confused(settings: Make) -> None:
     """Two agents and two responses to one prompt: the numbers' names alone say whose they are."""
-    asked = buffer([{"n": 0}, {"n": 0}], {"low": ["a", "b"], "high": ["c", "d"]})
-    by_row = score(lambda examples, responses: Reward(team=[0.0, 1.0]), *asked, settings(), unobserved())
+    asked = spoken_once([{"n": 0}, {"n": 0}], {"low": ["a", "b"], "high": ["c", "d"]})
+    by_row = score(lambda episodes: Reward(team=[0.0, 1.0]), asked, settings(), unobserved()).scores
     for agent in ("low", "high"):
         assert by_row[agent].score[:, 0].tolist() == [0.0, 1.0]
     own = Reward(agent={"low": [0.0, 0.0], "high": [1.0, 1.0]})
-    by_agent = score(lambda examples, responses: own, *asked, settings(team_weight=0.0, agent_weight=1.0), unobserved())
+    by_agent = score(lambda episodes: own, asked, settings(team_weight=0.0, agent_weight=1.0), unobserved()).scores
     assert by_agent["low"].score[:, 0].tolist() == [0.0, 0.0]
     assert by_agent["high"].score[:, 0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, 1e300])
-def test_a_row_without_a_finite_number_is_left_out_and_scores_nothing(bad: Any, settings: Make, buffer: Make) -> None:
-    found = scored(Reward(team=[1, bad, 3, 4]), settings(processor=[Processor.shift], shift=5.0), buffer)
+def test_a_row_without_a_finite_number_is_left_out_and_scores_nothing(bad: Any, settings: Make) -> None:
+    found = scored(Reward(team=[1, bad, 3, 4]), settings(processor=[Processor.shift], shift=5.0))
     assert found["low"].valid.tolist() == [True, False, True, True]
     assert numbers(found["low"]) == [6, 0, 8, 9]
 
 
-def test_a_reward_may_leave_rows_out_itself(settings: Make, buffer: Make) -> None:
-    found = scored(Reward(team=[1, 2, 3, 4], valid=[True, True, False, True]), settings(), buffer)
+def test_a_reward_may_leave_rows_out_itself(settings: Make) -> None:
+    found = scored(Reward(team=[1, 2, 3, 4], valid=[True, True, False, True]), settings())
     assert found["high"].valid.tolist() == [True, True, False, True]
     assert numbers(found["high"]) == [1, 2, 0, 4]
 
 
-def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings: Make, buffer: Make) -> None:
+def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings: Make) -> None:
     reward = Reward(agent={"low": [1, 2, 3, 4], "high": [1, math.nan, 3, 4]})
-    found = scored(reward, settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]), buffer)
+    found = scored(reward, settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]))
     alone = scored(
         Reward(agent={"low": [1, 2, 3, 4], "high": [7, 8, 9, 0]}),
         settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]),
-        buffer,
     )
     assert torch.equal(found["low"].score, alone["low"].score)
     assert found["low"].valid.all()
     assert found["high"].valid.tolist() == [True, False, True, True]
 
 
-def test_processors_run_in_the_order_given(settings: Make, buffer: Make) -> None:
+def test_processors_run_in_the_order_given(settings: Make) -> None:
     reward = Reward(team=[-3, 0, 1, 5])
     values = {"scale": 2.0, "shift": 1.0, "clip_low": -1.0, "clip_high": 3.0}
     order = [Processor.scale, Processor.shift, Processor.clip]
-    assert numbers(scored(reward, settings(processor=order, **values), buffer)["low"]) == [-1, 1, 3, 3]
-    assert numbers(scored(reward, settings(processor=order[::-1], **values), buffer)["low"]) == [0, 2, 4, 8]
+    assert numbers(scored(reward, settings(processor=order, **values))["low"]) == [-1, 1, 3, 3]
+    assert numbers(scored(reward, settings(processor=order[::-1], **values))["low"]) == [0, 2, 4, 8]
     twice = [Processor.scale, Processor.scale]
-    assert numbers(scored(reward, settings(processor=twice, **values), buffer)["low"]) == [-12, 0, 4, 20]
-    assert numbers(scored(reward, settings(processor=[], **values), buffer)["low"]) == [-3, 0, 1, 5]
+    assert numbers(scored(reward, settings(processor=twice, **values))["low"]) == [-12, 0, 4, 20]
+    assert numbers(scored(reward, settings(processor=[], **values))["low"]) == [-3, 0, 1, 5]
 
 
-def test_a_zscore_uses_the_valid_rows_of_each_agent(settings: Make, buffer: Make) -> None:
+def test_a_zscore_uses_the_valid_rows_of_each_agent(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 1000], valid=[True, True, True, False])
-    found = scored(reward, settings(processor=[Processor.zscore]), buffer)
+    found = scored(reward, settings(processor=[Processor.zscore]))
     assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0])  # mean 2, deviation 1 (Bessel)
 
 
 @pytest.mark.parametrize(("eps", "scaled"), [(0.99, True), (1.0, False), (1.01, False)])
-def test_a_zscore_leaves_scores_alone_that_hardly_differ(
-    eps: float, scaled: bool, settings: Make, buffer: Make
-) -> None:
+def test_a_zscore_leaves_scores_alone_that_hardly_differ(eps: float, scaled: bool, settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 0], valid=[True, True, True, False])
-    found = scored(reward, settings(processor=[Processor.zscore], norm_eps=eps), buffer)
+    found = scored(reward, settings(processor=[Processor.zscore], norm_eps=eps))
     assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0] if scaled else [1, 2, 3, 0])
 
 
-def test_a_zscore_of_equal_scores_is_no_division_by_zero(settings: Make, buffer: Make) -> None:
-    found = scored(Reward(team=[3] * 4), settings(processor=[Processor.zscore], norm_eps=0.0), buffer)
+def test_a_zscore_of_equal_scores_is_no_division_by_zero(settings: Make) -> None:
+    found = scored(Reward(team=[3] * 4), settings(processor=[Processor.zscore], norm_eps=0.0))
     assert numbers(found["low"]) == [3] * 4
 
 
-def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(settings: Make, buffer: Make) -> None:
+def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(settings: Make) -> None:
     config = settings(processor=[Processor.running_zscore], team_weight=0.0, agent_weight=1.0)
     moments = unobserved()
 
     def next_scores(low: list[float], high: list[float], *, observe: bool = True) -> dict[str, list[float]]:
+        nonlocal moments
+        before = moments
         found = score(
-            lambda examples, responses: Reward(agent={"low": low, "high": high}),
-            *buffer(ROWS, TEXTS),
+            lambda episodes: Reward(agent={"low": low, "high": high}),
+            EPISODES,
             config,
             moments,
             observe=observe,
         )
-        return {name: numbers(one) for name, one in found.items()}
+        moments = found.moments
+        assert observe or moments == before
+        return {name: numbers(one) for name, one in found.scores.items()}
 
     first = next_scores([0, 0, 2, 2], [5, 5, 5, 5])
     assert first["low"] == pytest.approx([(x - 1) / (4 / 3) ** 0.5 for x in (0, 0, 2, 2)])  # as the buffer's own
@@ -170,90 +174,93 @@ def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(se
     assert moments["low"].count == 7
 
 
-def test_scores_are_kept_as_they_were_before_the_processors(settings: Make, buffer: Make) -> None:
+def test_scores_are_kept_as_they_were_before_the_processors(settings: Make) -> None:
     reward = Reward(team=[1, 2, math.nan, 3])
-    found = scored(reward, settings(processor=[Processor.scale], scale=2.0), buffer)["low"]
+    found = scored(reward, settings(processor=[Processor.scale], scale=2.0))["low"]
     assert found.raw.tolist() == [[1], [2], [0], [3]]
     assert numbers(found) == [2, 4, 0, 6]
-    plain = scored(reward, settings(), buffer)["low"]
+    plain = scored(reward, settings())["low"]
     assert plain.raw is plain.score
 
 
-def test_further_numbers_are_kept_for_the_log(settings: Make, buffer: Make) -> None:
-    found = scored(Reward(team=[1] * 4, parts={"length": [1, None, 3, 4]}), settings(scale=9.0), buffer)  # type: ignore[list-item]
+def test_further_numbers_are_kept_for_the_log(settings: Make) -> None:
+    found = scored(Reward(team=[1] * 4, parts={"length": [1, None, 3, 4]}), settings(scale=9.0))  # type: ignore[list-item]
     assert found["low"].parts["length"][[0, 2, 3]].tolist() == [1, 3, 4]
     assert found["low"].parts["length"][1].isnan()
 
 
-def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make, buffer: Make) -> None:
+def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make) -> None:
     reward = Reward(team=[1, math.nan, 3, 4])
-    assert not scored(reward, settings(failure_budget=0.25), buffer)["low"].valid.all()
+    assert not scored(reward, settings(failure_budget=0.25))["low"].valid.all()
     with pytest.raises(RewardError, match=r"1 of 4 rows have no reward \(reward\.failure_budget=0\.24\)") as raised:
-        scored(reward, settings(failure_budget=0.24), buffer)
+        scored(reward, settings(failure_budget=0.24))
     assert raised.value.exit_code == 12
     with pytest.raises(RewardError):
-        scored(reward, settings(failure_budget=0.0), buffer)
+        scored(reward, settings(failure_budget=0.0))
 
 
-def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make, buffer: Make) -> None:
+def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None:
     calls = []
 
-    def reward(examples: Any, responses: Any) -> Reward:
+    def reward(episodes: Any) -> Reward:
         calls.append(1)
         if len(calls) < ATTEMPTS:
             raise ConnectionError("busy")
-        return Reward(team=[1.0] * len(examples))
+        return Reward(team=[1.0] * len(episodes))
 
-    found = score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.0), unobserved())
+    found = score(reward, EPISODES, settings(failure_budget=0.0), unobserved())
     assert len(calls) == ATTEMPTS
-    assert found["low"].valid.all()
+    assert found.scores["low"].valid.all()
+    assert found.failure is None
 
 
-def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make, buffer: Make) -> None:
-    def reward(examples: Any, responses: Any) -> Reward:
+def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make) -> None:
+    def reward(episodes: Any) -> Reward:
         raise KeyError("answer")
 
     with pytest.raises(RewardError, match=r"4 of 4 rows have no reward .*; \S*test_score\.py:\d+: KeyError: 'answer'"):
-        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.99), unobserved())
-    found = score(
-        reward, *buffer(ROWS, TEXTS), settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0), unobserved()
-    )
-    assert not found["low"].valid.any()
-    assert numbers(found["low"]) == [0] * 4
+        score(reward, EPISODES, settings(failure_budget=0.99), unobserved())
+    found = score(reward, EPISODES, settings(failure_budget=1.0, team_weight=0.0, agent_weight=1.0), unobserved())
+    assert not found.scores["low"].valid.any()
+    assert found.scores["low"].failed.all()
+    assert numbers(found.scores["low"]) == [0] * 4
+    assert found.failure is not None
+    assert found.failure.startswith("4 of 4 rows have no reward and are not trained on; ")
+    assert found.failure.endswith("KeyError: 'answer'")
 
 
-def test_a_bare_list_is_refused_by_name(settings: Make, buffer: Make, tmp_path: Any) -> None:
+def test_a_bare_list_is_refused_by_name(settings: Make, tmp_path: Any) -> None:
     from ippo_cli.rewards.function import FunctionReward
 
     (tmp_path / "bare.py").write_text("def f(examples, responses): return [1.0] * len(examples)")
-    reward = FunctionReward(f"{tmp_path}/bare.py:f")
+    reward = OfResponses(FunctionReward(f"{tmp_path}/bare.py:f"), list(TEXTS))
     with pytest.raises(RewardError, match=r"TypeError: .* must return a dict with names among team, agent"):
-        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5), unobserved())
+        score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
 
-def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make, buffer: Make) -> None:
+def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make) -> None:
     calls = []
 
-    def reward(examples: Any, responses: Any) -> Reward:
+    def reward(episodes: Any) -> Reward:
         calls.append(1)
         raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
 
     with pytest.raises(ConfigError):
-        score(reward, *buffer(ROWS, TEXTS), settings(), unobserved())
+        score(reward, EPISODES, settings(), unobserved())
     assert len(calls) == 1
 
 
-def test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done(settings: Make, buffer: Make) -> None:
-    def reward(examples: Any, responses: Any) -> Reward:
+def test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done(settings: Make) -> None:
+    def reward(episodes: Any) -> Reward:
         raise SystemExit(0)
 
     with pytest.raises(RewardError, match=r"it called exit\(0\)"):
-        score(reward, *buffer(ROWS, TEXTS), settings(failure_budget=0.5), unobserved())
+        score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
 
 def test_leaving_is_never_taken_for_a_failed_reward(settings: Make) -> None:
-    def reward(examples: Any, responses: Any) -> Reward:
+    def reward(episodes: Any) -> Reward:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attempt(reward, ROWS, TEXTS, settings())
+        attempt(reward, EPISODES, list(TEXTS), settings())

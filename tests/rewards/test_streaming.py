@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from spoken import spoken_once
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.rewards.contract import Responses, Reward
+from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.score import attempt
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
+from ippo_cli.types import Episode
 
 EXAMPLES = [{"number": number} for number in range(7)]
 TEXTS = {"low": [f"l{row}" for row in range(7)], "high": [f"h{row}" for row in range(7)]}
+EPISODES = spoken_once(EXAMPLES, TEXTS)
+AGENTS = list(TEXTS)
 
 
-def told(examples: Sequence[Any], responses: Responses) -> Reward:
+def told(episodes: Sequence[Episode]) -> Reward:
     """Numbers that show which example met which responses."""
-    numbers = [example["number"] for example in examples]
-    assert list(responses["low"]) == [f"l{number}" for number in numbers]
-    assert list(responses["high"]) == [f"h{number}" for number in numbers]
+    numbers = [one.example["number"] for one in episodes]
+    for agent, letter in (("low", "l"), ("high", "h")):
+        assert [one.of(agent)[0].completion.text for one in episodes] == [f"{letter}{number}" for number in numbers]
     return Reward(
         team=[float(number) for number in numbers],
         agent={"low": [number + 0.25 for number in numbers], "high": [number + 0.5 for number in numbers]},
@@ -32,14 +37,13 @@ def told(examples: Sequence[Any], responses: Responses) -> Reward:
 
 
 def all_said(early: StreamingReward, order: Sequence[int] = range(7)) -> None:
-    for agent in TEXTS:
-        for row in order:
-            early.on_finished(agent, [row], [TEXTS[agent][row]])
+    for row in order:
+        early.on_finished([row], [EPISODES[row]])
 
 
 def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
     """What scoring a buffer makes of the parts that were asked about early."""
-    given, failure = attempt(reward, EXAMPLES, TEXTS, config, early.answered)
+    given, failure = attempt(reward, EPISODES, AGENTS, config, early.answered)
     assert failure is None
     return given
 
@@ -49,9 +53,9 @@ def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
 def test_the_answer_is_the_same_in_any_order_and_in_any_parts(
     rows: int, order: Sequence[int], settings: Callable[..., Any]
 ) -> None:
-    early = StreamingReward(told, EXAMPLES, list(TEXTS), rows)
+    early = StreamingReward(told, AGENTS, rows)
     all_said(early, order)
-    found, expected = answered(told, early, settings()), told(EXAMPLES, TEXTS)
+    found, expected = answered(told, early, settings()), told(EPISODES)
     assert found.team == expected.team
     assert found.agent == expected.agent
     assert found.valid == expected.valid
@@ -65,16 +69,15 @@ def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Call
     asked: list[int] = []
     begun = threading.Event()
 
-    def noted(examples: Sequence[Any], responses: Responses) -> Reward:
-        asked.extend(example["number"] for example in examples)
+    def noted(episodes: Sequence[Episode]) -> Reward:
+        asked.extend(one.example["number"] for one in episodes)
         begun.set()
-        return told(examples, responses)
+        return told(episodes)
 
-    early = StreamingReward(noted, EXAMPLES, list(TEXTS), 2)
-    early.on_finished("low", list(range(7)), TEXTS["low"])
-    early.on_finished("high", [4], ["h4"])
-    assert not begun.wait(0.05), "one complete row is too few"
-    early.on_finished("high", [1], ["h1"])
+    early = StreamingReward(noted, AGENTS, 2)
+    early.on_finished([4], [EPISODES[4]])
+    assert not begun.wait(0.05), "one complete episode is too few"
+    early.on_finished([1], [EPISODES[1]])
     assert begun.wait(5.0)
     answered(noted, early, settings())
     assert sorted(asked) == list(range(7))
@@ -83,13 +86,13 @@ def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Call
 def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
-    def failing_once(examples: Sequence[Any], responses: Responses) -> Reward:
-        asked.append([example["number"] for example in examples])
+    def failing_once(episodes: Sequence[Episode]) -> Reward:
+        asked.append([one.example["number"] for one in episodes])
         if asked[-1] == [2, 3] and asked.count([2, 3]) == 1:
             raise OSError("the judge is away")
-        return told(examples, responses)
+        return told(episodes)
 
-    early = StreamingReward(failing_once, EXAMPLES, list(TEXTS), 2)
+    early = StreamingReward(failing_once, AGENTS, 2)
     all_said(early)
     assert answered(failing_once, early, settings()).team == [float(row) for row in range(7)]
     assert sorted(asked) == [[0, 1], [2, 3], [2, 3], [4, 5], [6]]
@@ -98,15 +101,15 @@ def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: 
 def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
-    def unable(examples: Sequence[Any], responses: Responses) -> Reward:
-        asked.append([example["number"] for example in examples])
+    def unable(episodes: Sequence[Episode]) -> Reward:
+        asked.append([one.example["number"] for one in episodes])
         if 2 in asked[-1]:
             raise ValueError("row 2")
-        return told(examples, responses)
+        return told(episodes)
 
-    early = StreamingReward(unable, EXAMPLES, list(TEXTS), 4)
+    early = StreamingReward(unable, AGENTS, 4)
     all_said(early)
-    given, failure = attempt(unable, EXAMPLES, TEXTS, settings(), early.answered)
+    given, failure = attempt(unable, EPISODES, AGENTS, settings(), early.answered)
     assert str(failure) == "row 2"
     assert given.valid == [True, True, False, True, True, False, True]  # 5 is left out by the reward itself
     assert given.team is not None
@@ -118,38 +121,54 @@ def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings:
 def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
-    def away(examples: Sequence[Any], responses: Responses) -> Reward:
-        asked.append([example["number"] for example in examples])
+    def away(episodes: Sequence[Episode]) -> Reward:
+        asked.append([one.example["number"] for one in episodes])
         raise OSError("the judge is away")
 
-    early = StreamingReward(away, EXAMPLES, list(TEXTS), 1)
+    early = StreamingReward(away, AGENTS, 1)
     all_said(early)
-    given, _ = attempt(away, EXAMPLES, TEXTS, settings(failure_budget=0.0), early.answered)
+    given, _ = attempt(away, EPISODES, AGENTS, settings(failure_budget=0.0), early.answered)
     assert given.valid == [False] * 7
     assert asked == [[row] for row in range(7)] + [[0]] * 2
 
 
 def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(settings: Callable[..., Any]) -> None:
-    def short(examples: Sequence[Any], responses: Responses) -> Reward:
+    def short(episodes: Sequence[Episode]) -> Reward:
         return Reward(team=[1.0])
 
-    early = StreamingReward(short, EXAMPLES, list(TEXTS), 7)
+    early = StreamingReward(short, AGENTS, 7)
     all_said(early)
-    given, failure = attempt(short, EXAMPLES, TEXTS, settings(), early.answered)
+    given, failure = attempt(short, EPISODES, AGENTS, settings(), early.answered)
     assert "one entry for each of the 7 rows" in str(failure)
     assert given.valid == [False] * 7
 
 
 def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[..., Any]) -> None:
-    def refusing(examples: Sequence[Any], responses: Responses) -> Reward:
+    def refusing(episodes: Sequence[Episode]) -> Reward:
         raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
 
-    early = StreamingReward(refusing, EXAMPLES, list(TEXTS), 3)
+    early = StreamingReward(refusing, AGENTS, 3)
     all_said(early)
     with pytest.raises(ConfigError):
-        attempt(refusing, EXAMPLES, TEXTS, settings(), early.answered)
+        attempt(refusing, EPISODES, AGENTS, settings(), early.answered)
 
 
 def test_without_overlap_nobody_need_be_told() -> None:
-    with streaming_reward(told, EXAMPLES, list(TEXTS), 0) as early:
+    with streaming_reward(told, AGENTS, 0) as early:
         assert early is None
+
+
+def test_a_failed_episode_is_not_asked_about_early_either(settings: Callable[..., Any]) -> None:
+    asked: list[list[int]] = []
+
+    def noted(episodes: Sequence[Episode]) -> Reward:
+        asked.append([one.example["number"] for one in episodes])
+        return told(episodes)
+
+    rows = [replace(one, failure=OSError("away") if one.index in (1, 6) else None) for one in EPISODES]
+    early = StreamingReward(noted, AGENTS, 2)
+    early.on_finished(range(7), rows)
+    given, failure = attempt(noted, rows, AGENTS, settings(), early.answered)
+    assert str(failure) == "away"
+    assert sorted(asked) == [[0, 2], [3, 4], [5]]
+    assert given.valid == [True, False, True, True, True, False, False]  # 5 is left out by the reward itself

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from spoken import spoken_once
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
@@ -104,7 +105,7 @@ def test_reference_answers_score_one_and_what_is_too_much_less(probe: str) -> No
                 name: [render_template(agent.answer or "", row, name) + extra for row in rows]
                 for name, agent in agents.items()
             }
-            given = reward(rows, answers)
+            given = reward(spoken_once(rows, answers))
             assert given.team is not None
             assert all((score == 1.0) == right and 0.0 <= score <= 1.0 for score in given.team)
             assert given.parts["exact"] == [float(right)] * len(rows)

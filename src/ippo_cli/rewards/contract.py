@@ -71,9 +71,9 @@ def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) 
     return Reward(
         team=None if reward.team is None else _numbers("team", reward.team, rows),
         agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
-        team_by_step=None if by_step is None else _nested("team_by_step", by_step, steps, "steps of episode"),
+        team_by_step=None if by_step is None else _nested("team_by_step", by_step, steps, "the episode's steps"),
         agent_by_turn={
-            name: _nested(f"agent_by_turn[{name}]", numbers, turns[name], f"turns of {name} in episode")
+            name: _nested(f"agent_by_turn[{name}]", numbers, turns[name], f"the episode's turns of {name}")
             for name, numbers in reward.agent_by_turn.items()
         },
         parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
@@ -92,7 +92,7 @@ def _nested(name: str, given: Sequence[Any], lengths: Sequence[int], what: str) 
         size = _length(numbers)
         if size != length:
             raise ValueError(
-                f"'{name}' must have {length} at row {row}, one for each of the {what}, "
+                f"'{name}' must have {length} at row {row}, one for each of {what}, "
                 f"not {f'{numbers!r:.60}' if size is None else size}"
             )
         found.append([_number(f"{name}[{row}]", place, entry) for place, entry in enumerate(numbers)])

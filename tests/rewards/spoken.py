@@ -1,0 +1,42 @@
+"""Episodes of given texts. Tests import this file by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ippo_cli.types import Completion, Episode, Turn
+
+
+def episode(*turns: tuple[str, int, str], **changes: Any) -> Episode:
+    """Turns as (agent, step, text); steps at which nothing was paid, one for each that somebody acted in."""
+    values: dict[str, Any] = {
+        "example": {},
+        "index": 0,
+        "turns": [_turn(*one) for one in turns],
+        "rewards": [{} for _ in range(max([0, *(step + 1 for _, step, _ in turns)]))],
+        "final": {},
+        "last_observations": {},
+        "terminated": True,
+        "unfinished": frozenset(),
+        "truncation": "",
+        "failure": None,
+        "parts": {},
+    }
+    return Episode(**{**values, **changes})
+
+
+def spoken_once(examples: Sequence[Any], texts: Mapping[str, Sequence[str]]) -> list[Episode]:
+    """Every agent said its text at once."""
+    return [
+        episode(*((name, 0, said[row]) for name, said in texts.items()), example=example, index=row)
+        for row, example in enumerate(examples)
+    ]
+
+
+def _turn(agent: str, step: int, text: str) -> Turn:
+    none = torch.zeros(0)
+    said = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=True)
+    return Turn(agent=agent, step=step, observation="", prompt=[], completion=said)
