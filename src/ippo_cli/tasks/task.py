@@ -71,6 +71,14 @@ def speakers_of_several_turns(config: TaskConfig, example: Example) -> list[str]
     return several_turns(config, example) if isinstance(config, ConversationConfig) else list(config.agents)
 
 
+def speakers_told_of_examples(config: TaskConfig) -> list[str]:
+    """Agents whose first message depends on the example alone, and not on what was said or on a world."""
+    if not isinstance(config, ConversationConfig):
+        return []
+    count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1}.get(config.protocol, 0)
+    return list(config.agents)[:count]
+
+
 def playground(config: TaskConfig) -> Environment | None:
     """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
     return task_environments(config)() if isinstance(config, WorldConfig) else None

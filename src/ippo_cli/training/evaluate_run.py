@@ -20,7 +20,7 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, load_held_out, task_environments
+from ippo_cli.tasks.task import Task, load_held_out, speakers_told_of_examples, task_environments
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
@@ -77,7 +77,7 @@ def _evaluate(
         formats = prompt_formats(config.task, config.rollout, tokenizers)
         contexts = {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()}
         refuse_too_long(
-            formats,
+            {name: formats[name] for name in speakers_told_of_examples(config.task)},
             lambda agent, example: first_message(agent, config.task.agents[agent], example),
             enumerate(held_out),
             "the held-out data",

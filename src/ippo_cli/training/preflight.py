@@ -36,7 +36,7 @@ from ippo_cli.models.tiny import tiny_config, tokenizer_of
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, speakers_of_several_turns
+from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
 from ippo_cli.types import Example
@@ -152,7 +152,7 @@ def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSch
 def fitting_formats(
     config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
 ) -> dict[str, PromptFormat]:
-    """How each agent is asked; that all first prompts of the run fit is known before the first one is asked."""
+    """How each agent is asked; that first prompts which depend on examples alone fit is known before."""
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
     for name in speakers_of_several_turns(config.task, task.train[0]):
         formats[name].refuse_rewritten_history()
@@ -161,8 +161,9 @@ def fitting_formats(
         return first_message(agent, config.task.agents[agent], example)
 
     scheduled = schedule.scheduled_examples(plan.num_iterations)
-    refuse_too_long(formats, message, scheduled, "the training data", material.contexts)
-    refuse_too_long(formats, message, enumerate(task.held_out), "the held-out data", material.contexts)
+    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
+    refuse_too_long(known, message, scheduled, "the training data", material.contexts)
+    refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
     return formats
 
 

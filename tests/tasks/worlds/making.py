@@ -24,7 +24,14 @@ INVALID = -0.25
 
 def common(agents: str, **values: Any) -> dict[str, Any]:
     named = {name: AgentConfig(template="{observation}") for name in agents.split()}
-    return {"kind": None, "agents": named, "headline": "sampled/score", "train_size": 1000, "eval_size": 10, **values}
+    return {
+        "kind": None,
+        "agents": named,
+        "primary_metric": "sampled/score",
+        "train_size": 1000,
+        "eval_size": 10,
+        **values,
+    }
 
 
 def gymnasium(
