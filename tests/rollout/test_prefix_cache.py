@@ -55,7 +55,9 @@ def dialogue(
     """Rows that are told something of random length after each turn; some leave after each, some stay away for one,
     and of some the history is `rewritten`. What happens to a row is a function of the seed, the row and the turn."""
     settings, said = replace(PLAIN, **sampling), []
-    prompts = {row: random.Random(f"{seed}/{row}").choices(range(3, len(tokenizer)), k=1 + row * 5 % 11) for row in rows}
+    prompts = {
+        row: random.Random(f"{seed}/{row}").choices(range(3, len(tokenizer)), k=1 + row * 5 % 11) for row in rows
+    }
     for turn in range(turns):
         present = [row for row in prompts if random.Random(f"{seed}/{row}/{turn}/away").random() > 0.2]
         completions = decode(

@@ -349,11 +349,10 @@ def _check_reward(config: Config) -> None:
             "scores walks, and this task's examples have no grid to walk on",
             "use task=probe_grid, or another reward",
         )
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig):
-        for name, agent in config.task.agents.items():
-            if agent.answer is None:
-                raise ConfigError(
-                    f"task.agents.{name}.answer=null",
-                    f"leaves {reward.kind.value} nothing to compare with",
-                    "give the reference answer as a template such as '{answer}'",
-                )
+    answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig) and not answers:
+        raise ConfigError(
+            f"task.agents.{next(iter(config.task.agents))}.answer=null",
+            f"leaves {reward.kind.value} nothing to compare with",
+            "give the reference answer as a template such as '{answer}'",
+        )

@@ -42,14 +42,12 @@ def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> Rew
 
 
 def _answers(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> dict[str, str]:
-    """Each agent's reference answer as a template; `ConfigError` where one has none."""
-    answers: dict[str, str] = {}
-    for name, agent in agents.items():
-        if agent.answer is None:
-            raise ConfigError(
-                f"task.agents.{name}.answer=null",
-                f"leaves {config.kind.value} nothing to compare with",
-                "give the reference answer as a template such as '{answer}'",
-            )
-        answers[name] = agent.answer
+    """The reference answers that there are, as templates, by agent; `ConfigError` where there is none."""
+    answers = {name: agent.answer for name, agent in agents.items() if agent.answer is not None}
+    if not answers:
+        raise ConfigError(
+            f"task.agents.{next(iter(agents))}.answer=null",
+            f"leaves {config.kind.value} nothing to compare with",
+            "give the reference answer as a template such as '{answer}'",
+        )
     return answers

@@ -15,7 +15,7 @@ class ExactMatch:
     """The team's reward is the share of correct characters over all agents' answers, or 1 only if all are exact.
 
     With `characters` an answer's positions are compared one by one; characters beyond the reference count as wrong
-    ones (the share is of the longer of the two).
+    ones (the share is of the longer of the two). An agent without a reference answer shares the team's reward.
     """
 
     def __init__(self, answers: Mapping[str, str], match: Match) -> None:
@@ -26,9 +26,10 @@ class ExactMatch:
         correct = {name: [0] * len(examples) for name in responses}
         longest = {name: [0] * len(examples) for name in responses}
         exact = [1.0] * len(examples)
-        for name, texts in responses.items():
+        for name, answer in self.answers.items():
+            texts = responses[name]
             for row, (example, text) in enumerate(zip(examples, texts, strict=True)):
-                reference = render_template(self.answers[name], example, f"task.agents.{name}.answer")
+                reference = render_template(answer, example, f"task.agents.{name}.answer")
                 correct[name][row] = sum(a == b for a, b in zip(reference, text, strict=False))
                 longest[name][row] = max(len(reference), len(text))
                 exact[row] *= text == reference
@@ -36,7 +37,10 @@ class ExactMatch:
             _share(sum(correct[name][row] for name in responses), sum(longest[name][row] for name in responses))
             for row in range(len(examples))
         ]
-        own = {name: list(map(_share, correct[name], longest[name])) for name in responses}
+        own = {
+            name: list(map(_share, correct[name], longest[name])) if name in self.answers else share
+            for name in responses
+        }
         return Reward(
             team=exact if self.match is Match.exact else share, agent=own, parts={"exact": exact, "characters": share}
         )

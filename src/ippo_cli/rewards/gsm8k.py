@@ -22,6 +22,8 @@ _ANY = re.compile(_NUMBER)
 class Gsm8k:
     """1 for a right number, 0 for a wrong one or none; the team's reward is the mean over its agents.
 
+    Agents without a reference answer share the team's reward.
+
     `strict` reads the number after the last `####`, `flexible` the last number of the response; both are reported.
     `so 7. #### 1,024.00` is right for `1024` by either rule, `the answer is 1024` by the second alone.
 
@@ -36,15 +38,16 @@ class Gsm8k:
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         strict: dict[str, list[float]] = {}
         flexible: dict[str, list[float]] = {}
-        for name, texts in responses.items():
+        for name, answer in self.answers.items():
             wanted = [
-                reference_number(render_template(self.answers[name], example, f"task.agents.{name}.answer"))
-                for example in examples
+                reference_number(render_template(answer, example, f"task.agents.{name}.answer")) for example in examples
             ]
-            strict[name] = _right(wanted, map(strict_number, texts))
-            flexible[name] = _right(wanted, map(last_number, texts))
+            strict[name] = _right(wanted, map(strict_number, responses[name]))
+            flexible[name] = _right(wanted, map(last_number, responses[name]))
         own = strict if self.match is NumberMatch.strict else flexible
-        return Reward(team=_mean(own), agent=own, parts={"strict": _mean(strict), "flexible": _mean(flexible)})
+        team = _mean(own)
+        own = {name: own.get(name, team) for name in responses}
+        return Reward(team=team, agent=own, parts={"strict": _mean(strict), "flexible": _mean(flexible)})
 
 
 def strict_number(text: str) -> Decimal | None:

@@ -103,8 +103,9 @@ def _tell(playing: Sequence[Playing], formats: Mapping[str, PromptFormat], limit
                 [one.told[agent] for one in later],
             )
         for one, conversation in zip(first, prompt_format.begin([one.told[agent] for one in first]), strict=True):
-            prompt_format.refuse(conversation.text, len(conversation.ids))
-            _refuse_too_long(agent, len(conversation.ids), limits[agent], prompt_format)
+            if not one.turns:  # later ones hold what was said, and do not fail a run by being long
+                prompt_format.refuse(conversation.text, len(conversation.ids))
+                _refuse_too_long(agent, len(conversation.ids), limits[agent], prompt_format)
             one.conversations[agent] = conversation
     for one in told:
         one.read(limits)

@@ -12,6 +12,9 @@ from ippo_cli.tasks.conversation import Conversation
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.types import Completion, Episode, Example, Turn
 
+MOST_STEPS = 10_000
+"""Of an episode: a bound for environments that never end, far beyond what a context holds."""
+
 
 @dataclass(slots=True, eq=False)
 class Playing:
@@ -81,6 +84,8 @@ class Playing:
             self.rewards.append({agent: float(number) for agent, number in self.last.rewards.items()})
             self.parts |= self.last.parts
             self.told = _texts(self.last.observations)
+            if not self.over and len(self.rewards) >= MOST_STEPS:
+                raise RuntimeError(f"the environment has not ended after {MOST_STEPS} steps")
             if not self.over and not self.told:
                 raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
         except IppoError:

@@ -79,6 +79,11 @@ def speakers_told_of_examples(config: TaskConfig) -> list[str]:
     return list(config.agents)[:count]
 
 
+def workers_of(config: TaskConfig) -> int:
+    """Threads that may step environments."""
+    return config.num_workers if isinstance(config, WorldConfig) else 1
+
+
 def playground(config: TaskConfig) -> Environment | None:
     """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
     return task_environments(config)() if isinstance(config, WorldConfig) else None

@@ -20,7 +20,14 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, load_held_out, speakers_told_of_examples, task_environments
+from ippo_cli.tasks.task import (
+    Task,
+    load_held_out,
+    speakers_of_several_turns,
+    speakers_told_of_examples,
+    task_environments,
+    workers_of,
+)
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
 from ippo_cli.training.console import Console
@@ -86,13 +93,14 @@ def _evaluate(
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    EnvironmentPool(task_environments(config.task)),
+                    EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
                     formats,
                     batch,
                     HfGenerator(
                         policies,
                         config.rollout,
                         lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                        continues=bool(speakers_of_several_turns(config.task, held_out[0])),
                     ),
                     Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
                 ),

@@ -28,7 +28,7 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import HfGenerator
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, load_task, task_environments
+from ippo_cli.tasks.task import Task, load_task, speakers_of_several_turns, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.failure import error_file, fail
@@ -190,9 +190,11 @@ def build_trainer(
         plan=plan,
         task=task,
         schedule=schedule,
-        environments=EnvironmentPool(task_environments(config.task)),
+        environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=HfGenerator(agents, config.rollout, poll),
+        generator=HfGenerator(
+            agents, config.rollout, poll, continues=bool(speakers_of_several_turns(config.task, task.train[0]))
+        ),
         device=device,
         reward=reward,
         state=state,
