@@ -185,6 +185,7 @@ def build_trainer(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
+    continues = bool(speakers_of_several_turns(config.task, task.train[0]))
     return Trainer(
         config=config,
         plan=plan,
