@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
 from ippo_cli.rollout import continuous_batching, kv_cache, model_runner
 from ippo_cli.rollout import decode as decoding
@@ -104,7 +104,7 @@ def teacher_forced(model: Any, said: Said) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["llama", "gemma3 (two rotations, sliding window)", "gpt2 (learned positions)"])
 def test_earlier_turns_that_are_not_read_again_change_nothing(
     name: str, seed: int, llama: Any, tokenizer: Any, random_weights: Any, monkeypatch: pytest.MonkeyPatch
@@ -124,8 +124,6 @@ def test_earlier_turns_that_are_not_read_again_change_nothing(
 
 
 def attention_models(vocabulary: int) -> dict[str, Any]:
-    from transformers import Gemma3TextConfig, GPT2Config
-
     special = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     return {
         "gpt2 (learned positions)": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **special),
@@ -214,7 +212,6 @@ def test_memory_stays_within_the_budget_and_the_rows_parked_first_go_first(llama
     assert unlimited.num_bytes >= per_token * sum(prefix.length for _, prefix in unlimited._entries.values())
     reused = []
     for budget in (0, 20_000, 60_000):
-        prefixes, put = PrefixCache(budget), PrefixCache.put
 
         class Watched(PrefixCache):
             def put(self, *parked: Any) -> None:
@@ -224,7 +221,6 @@ def test_memory_stays_within_the_budget_and_the_rows_parked_first_go_first(llama
         prefixes = Watched(budget)
         same(dialogue(llama, tokenizer, prefixes), expected)
         reused.append(prefixes.reused_tokens)
-        assert put is PrefixCache.put
     assert 0 == reused[0] < reused[1] < reused[2] < unlimited.reused_tokens
 
 
@@ -324,13 +320,12 @@ class Ranks:
     """Threads that stand for ranks: `any_rank` is a barrier, as a collective is."""
 
     def __init__(self, count: int) -> None:
-        self.flags, self.asked = [False] * count, [0] * count
+        self.flags = [False] * count
         self.barrier = threading.Barrier(count, timeout=30)
 
     def any_rank(self, rank: int) -> Callable[[bool], bool]:
         def ask(flag: bool) -> bool:
             self.flags[rank] = flag
-            self.asked[rank] += 1
             self.barrier.wait()
             found = any(self.flags)
             self.barrier.wait()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +55,17 @@ def test_a_rows_numbers_depend_on_seed_stream_and_index_alone() -> None:
 def test_the_numbers_of_a_run_are_the_same_in_every_version() -> None:
     found = uniforms(0, "train/solver", torch.tensor([0, 12345]), 2)
     assert found.tolist() == [[0.08615205812369842, 0.7135174500115636], [0.9849791347713346, 0.8118923288189318]]
+
+
+@pytest.mark.parametrize(("rows", "count"), [(3, 1), (5, 10), (40, 1000), (0, 4), (2, 0)])
+def test_numbers_are_those_of_the_librarys_generator(rows: int, count: int) -> None:
+    index = torch.randint(0, 2**62, (rows,), generator=torch.Generator().manual_seed(count))
+    word = int.from_bytes(hashlib.blake2b(b"7/train/a", digest_size=8).digest(), "little")
+    found = uniforms(7, "train/a", index, count)
+    assert found.shape == (rows, count)
+    for row, number in enumerate(index.tolist()):
+        generator = np.random.Generator(np.random.Philox(key=np.array([word, number], dtype=np.uint64)))
+        assert found[row].tolist() == generator.random(count).tolist()
 
 
 def test_numbers_are_uniform() -> None:
