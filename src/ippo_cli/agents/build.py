@@ -41,7 +41,9 @@ def build_agents(config: Config, weights: dict[str, Path | str], device: torch.d
     agents: dict[str, Agent] = {}
     for name, agent in config.task.agents.items():
         tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
-        agents[name] = BUILDERS[config.team.kind](config, name, agent, str(weights[name]), tokenizer, references, device)
+        agents[name] = BUILDERS[config.team.kind](
+            config, name, agent, str(weights[name]), tokenizer, references, device
+        )
     return agents
 
 
