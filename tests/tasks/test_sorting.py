@@ -11,7 +11,14 @@ from ippo_cli.tasks.sorting import sorting_examples
 
 def config(**changes: object) -> SortingConfig:
     values = {"alphabet": "abcdefghij", "length": 6, "train_size": 500, "eval_size": 100}
-    return SortingConfig(kind=TaskKind.sorting, agents={}, primary_metric="sampled/score", **{**values, **changes})  # type: ignore[arg-type]
+    return SortingConfig(
+        kind=TaskKind.sorting,
+        agents={},
+        primary_metric="sampled/score",
+        protocol="parallel",
+        num_turns=1,
+        **{**values, **changes},
+    )  # type: ignore[arg-type]
 
 
 def test_every_example_says_its_letters_and_both_halves_of_their_order() -> None:
