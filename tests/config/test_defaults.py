@@ -40,7 +40,35 @@ def assert_fit_for_a_pretrained_model(config: Config) -> None:
     assert config.num_epochs is not None or (config.num_iterations or 0) >= 200
     assert config.evaluation.every >= 50
     assert config.checkpoint.every >= 50
-    assert config.algorithm.gae_lambda in (None, 1.0) or config.algorithm.credit.value == "turn"
+    assert config.algorithm.gae_lambda in (None, 1.0) or config.algorithm.credit.value == "turn" or embodied(config)
+
+
+def embodied(config: Config) -> bool:
+    """Whether the values are those published for agents of many turns."""
+    algorithm = config.algorithm
+    found = (algorithm.gamma, algorithm.gae_lambda, algorithm.huber_delta, algorithm.value_clip_range)
+    return found == (0.99, 0.95, 10.0, 0.2)
+
+
+def test_the_embodied_preset_is_the_published_one_whatever_the_actor() -> None:
+    for actor in ((), MODEL):
+        config = composed("+experiment=embodied", *actor)
+        assert embodied(config)
+        assert config.critic.kind.value == "value_head"
+        assert config.reward.kind.value == "environment"
+        assert (config.reward.team_weight, config.reward.agent_weight) == (0.0, 1.0)
+
+
+def test_every_world_reads_any_text_where_the_model_is_made_here() -> None:
+    for task, name in {
+        "gymnasium": "task.env_id=FrozenLake-v1",
+        "pettingzoo": "task.env_id=classic/tictactoe_v3",
+        "reasoning_gym": "task.dataset=chain_sum",
+        "environment": "task.environment=my_env.py:make",
+    }.items():
+        assert composed(f"task={task}", name).actor.alphabet.value == "printable"  # type: ignore[attr-defined]
+        assert composed(f"task={task}", name, *MODEL).actor.kind.value == "full"
+    assert composed().actor.alphabet.value == "auto"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -107,7 +135,8 @@ def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
     files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
         group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
     }
-    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == set(files)
+    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {*files, "alphabet"}
+    assert all((config_dir() / "task" / file.name).is_file() for file in (config_dir() / "base/alphabet").iterdir())
     for folder, prefix in files.items():
         for file in (config_dir() / "base" / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"

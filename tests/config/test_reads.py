@@ -23,6 +23,7 @@ READ_BY_CHECKS = {
     "AlgorithmConfig.allow_off_policy_steps",
     "RunConfig.resume",
     "RunConfig.num_epochs",
+    "SeparateCriticConfig.mini_batch_size",
 }
 # Keys whose readers are still to come. A key that is read must not stand here.
 AWAITED = {
@@ -70,8 +71,10 @@ def annotated(node: ast.expr | None) -> set[str]:
 class Reader:
     """Which fields of which schema classes a function reads, told by annotations and `isinstance`."""
 
-    def __init__(self, returns: dict[str, set[str]], attributes: dict[str, set[str]]) -> None:
-        self.returns, self.attributes = returns, attributes
+    def __init__(
+        self, returns: dict[str, set[str]], attributes: dict[str, set[str]], parameters: dict[str, set[str]]
+    ) -> None:
+        self.returns, self.attributes, self.parameters = returns, attributes, parameters
         self.types: dict[str, set[str]] = {}  # of an expression, by its text
         self.reads: set[str] = set()
 
@@ -133,6 +136,10 @@ class Reader:
             elif isinstance(node, ast.For | ast.comprehension):
                 self.bind(node.target, self.kinds(node.iter))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                for part in node.args:  # a function without annotations has those of the parameter it is given as
+                    if isinstance(part, ast.Lambda):
+                        for arg in part.args.args:
+                            self.bind(ast.Name(arg.arg), self.parameters.get(node.func.id, set()))
                 if node.func.id == "isinstance":
                     self.bind(node.args[0], annotated(node.args[1]))
                 elif node.func.id == "getattr" and isinstance(node.args[1], ast.Constant):
@@ -156,23 +163,37 @@ def fields_read(files: Iterable[Path]) -> set[str]:
     trees = [ast.parse(file.read_text()) for file in files]
     returns: dict[str, set[str]] = {name: {name} for name in CLASSES}
     attributes: dict[str, set[str]] = {}
+    parameters: dict[str, set[str]] = {}
+    named = {  # types that a module gives a name
+        node.targets[0].id: annotated(node.value)
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Subscript)
+    }
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef):
             returns.setdefault(node.name, set()).update(annotated(node.returns))
+            for arg in (*node.args.args, *node.args.kwonlyargs):
+                parameters.setdefault(node.name, set()).update(annotated(arg.annotation))
+                if isinstance(arg.annotation, ast.Name):
+                    parameters[node.name] |= named.get(arg.annotation.id, set())
         elif isinstance(node, ast.ClassDef):
             for part in node.body:
                 if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                     attributes.setdefault(part.target.id, set()).update(annotated(part.annotation))
     for _ in range(2):  # what is assigned to an object's attributes is known once its values are
         for scope in (scope for tree in trees for scope in scopes(tree)):
-            reader = Reader(returns, attributes)
-            reader.visit(scope)
+            reader = Reader(returns, attributes, parameters)
+            for _ in range(2):  # a parameter may be met after it is used
+                reader.visit(scope)
             for text, kinds in reader.types.items():
                 if text.startswith("self.") and text.count(".") == 1:
                     attributes.setdefault(text.removeprefix("self."), set()).update(kinds)
     found: set[str] = set()
     for scope in (scope for tree in trees for scope in scopes(tree)):
-        reader = Reader(returns, attributes)
+        reader = Reader(returns, attributes, parameters)
         for _ in range(2):
             reader.visit(scope)
         found |= reader.reads

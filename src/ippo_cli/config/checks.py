@@ -236,7 +236,7 @@ def _check_turns(config: Config) -> None:
         raise ConfigError(
             f"task.protocol={task.protocol}",
             "is not known",
-            f"use one of {' '.join(PROTOCOLS)}, or one of your own as path.py:Name",
+            f"use {', '.join(PROTOCOLS)}, or one of your own as path.py:Name",
         )
     if task.protocol == "sequential" and task.num_turns > 1:
         raise ConfigError(
