@@ -79,6 +79,7 @@ class RolloutKind(str, Enum):
 class History(str, Enum):
     prefix = "prefix"
     turns = "turns"
+    latest = "latest"
 
 
 class RewardKind(str, Enum):
@@ -584,7 +585,7 @@ class RolloutConfig:
     decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
     max_prompt_tokens: PositiveInt  # a longer prompt is an error, told before the first rollout
     context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for
-    history: History  # what a later prompt adds to: prefix (the tokens so far) | turns (turns are rows of their own)
+    history: History  # what agents read later: prefix (all so far) | turns (anew, where rewritten) | latest (told last)
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ippo_cli.types import Episode, Rollout, Turn
+from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
 
 
 def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
@@ -15,11 +15,12 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
 
     A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
     between two of them, masked out, what the agent read before it wrote again; after the last one what it was told at
-    the end of a truncated episode. `filtered` says whether tokens were drawn from something else than the policy.
+    the end of a truncated episode. A turn whose prompt does not begin with what was read and written before is
+    `detached`. `filtered` says whether tokens were drawn from something else than the policy.
     """
     turns = [episode.of(agent) for episode in episodes]
-    parts = [_parts(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
-    columns = _Columns(parts)
+    rows = [_Row(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
+    columns = _Columns([row.parts for row in rows])
     # An agent without a turn reads one token, whichever: a model cannot read nothing.
     prompt_ids, prompt_mask = _left_padded([own[0].prompt if own else [0] for own in turns])
     turn = columns.padded(columns.turn, empty=-1)
@@ -37,6 +38,7 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
         else logprobs,
         finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
         texts=[own[-1].completion.text if own else "" for own in turns],
+        detached=[row.detached for row in rows],
     )
 
 
@@ -49,25 +51,33 @@ class _Part:
         self.ids, self.logprobs, self.behavior_logprobs, self.turn = ids, logprobs, behavior_logprobs, turn
 
 
-def _parts(turns: Sequence[Turn], final: Sequence[int] | None) -> list[_Part]:
-    parts: list[_Part] = []
-    for number, turn in enumerate(turns):
-        if number:
-            parts.append(_read_between(turns[number - 1], turn.prompt))
-        said = turn.completion
-        parts.append(_Part(said.ids, said.logprobs, said.behavior_logprobs, number))
-    if turns and final is not None:
-        parts.append(_read_between(turns[-1], final))
-    return parts
+class _Row:
+    """The parts of one row, and the turns that do not go on from what stands before them."""
 
+    def __init__(self, turns: Sequence[Turn], final: Sequence[int] | None) -> None:
+        self.parts: list[_Part] = []
+        self.detached: list[DetachedTurn] = []
+        self._columns = 0
+        for number, turn in enumerate(turns):
+            if number:
+                self._read(turns[number - 1], turn.prompt)
+            said = turn.completion
+            self._add(_Part(said.ids, said.logprobs, said.behavior_logprobs, number))
+        if turns and final is not None:
+            self._read(turns[-1], final)
 
-def _read_between(before: Turn, prompt: Sequence[int]) -> _Part:
-    """What an agent read after its turn before it wrote again. Raises `ValueError` where that rewrites the past."""
-    known = before.prompt + before.completion.ids.tolist()
-    if list(prompt[: len(known)]) != known:
-        raise ValueError(f"a later prompt of {before.agent} does not begin with what was read and written before")
-    zeros = torch.zeros(len(prompt) - len(known))
-    return _Part(torch.tensor(prompt[len(known) :], dtype=torch.long), zeros, zeros, -1)
+    def _read(self, before: Turn, prompt: Sequence[int]) -> None:
+        """What the agent read after a turn before it wrote again, or would have."""
+        known = before.prompt + before.completion.ids.tolist()
+        if list(prompt[: len(known)]) != known:
+            self.detached.append(DetachedTurn(column=self._columns, prompt=list(prompt)))
+        elif len(prompt) > len(known):
+            zeros = torch.zeros(len(prompt) - len(known))
+            self._add(_Part(torch.tensor(prompt[len(known) :], dtype=torch.long), zeros, zeros, -1))
+
+    def _add(self, part: _Part) -> None:
+        self.parts.append(part)
+        self._columns += len(part.ids)
 
 
 class _Columns:

@@ -93,8 +93,14 @@ class PromptFormat:
         The ids that the policy reads next are those it read before, those it wrote, and the ids of what stands between
         that and its next answer, which are tokenised by themselves. Where a chat template writes the history in
         another way than it was read, there are no such ids: `ConfigError`, or with history="turns" the whole
-        conversation is tokenised anew, and the conversation is `detached`.
+        conversation is tokenised anew, and the conversation is `detached`. With history="latest" nothing but the
+        observation is read.
         """
+        if self.history == "latest":
+            for conversation, begun in zip(conversations, self.begin(observations), strict=True):
+                conversation.messages, conversation.text, conversation.ids = begun.messages, begun.text, begun.ids
+                conversation.detached = True
+            return
         bridges: list[tuple[Conversation, Completion, str]] = []
         rewritten: list[Conversation] = []
         for conversation, completion, observation in zip(conversations, completions, observations, strict=True):
@@ -275,7 +281,7 @@ def prompt_formats(
             system=task.agents[name].system,
             chat_template=chat,
             max_prompt_tokens=rollout.max_prompt_tokens,
-            history=rollout.history,
+            history=rollout.history.value,
         )
         for name, tokenizer in tokenizers.items()
     }

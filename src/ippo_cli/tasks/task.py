@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import ConversationConfig, JsonlConfig, LadderConfig, TaskConfig, TaskKind, WorldConfig
+from ippo_cli.config.schema import (
+    Config,
+    ConversationConfig,
+    History,
+    JsonlConfig,
+    LadderConfig,
+    TaskConfig,
+    TaskKind,
+    WorldConfig,
+)
 from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
@@ -77,6 +86,11 @@ def speakers_told_of_examples(config: TaskConfig) -> list[str]:
         return []
     count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1}.get(config.protocol, 0)
     return list(config.agents)[:count]
+
+
+def goes_on(config: Config, example: Example) -> bool:
+    """Whether later prompts begin with what was read and written before, so that it need not be read again."""
+    return config.rollout.history is not History.latest and bool(speakers_of_several_turns(config.task, example))
 
 
 def workers_of(config: TaskConfig) -> int:

@@ -20,7 +20,7 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import (
+from ippo_cli.tasks.task import (, goes_on
     Task,
     load_held_out,
     speakers_of_several_turns,
@@ -100,7 +100,7 @@ def _evaluate(
                         policies,
                         config.rollout,
                         lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
-                        continues=bool(speakers_of_several_turns(config.task, held_out[0])),
+                        continues=goes_on(config, held_out[0]),
                     ),
                     Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
                 ),

@@ -28,7 +28,7 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import HfGenerator
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, load_task, speakers_of_several_turns, task_environments, workers_of
+from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
 from ippo_cli.training.failure import error_file, fail
@@ -185,7 +185,7 @@ def build_trainer(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    continues = bool(speakers_of_several_turns(config.task, task.train[0]))
+    continues = goes_on(config, task.train[0])
     return Trainer(
         config=config,
         plan=plan,
@@ -193,9 +193,7 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=HfGenerator(
-            agents, config.rollout, poll, continues=bool(speakers_of_several_turns(config.task, task.train[0]))
-        ),
+        generator=HfGenerator(agents, config.rollout, poll, continues=continues),
         device=device,
         reward=reward,
         state=state,
