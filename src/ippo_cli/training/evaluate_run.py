@@ -20,10 +20,10 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import (, goes_on
+from ippo_cli.tasks.task import (
     Task,
+    goes_on,
     load_held_out,
-    speakers_of_several_turns,
     speakers_told_of_examples,
     task_environments,
     workers_of,
