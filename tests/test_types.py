@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.types import DetachedTurn, Minibatch, PromptBatch, Rollout, Targets, take, trimmed
+from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, take, trimmed
 
 B, R = 4, 5
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
@@ -67,19 +67,6 @@ def test_a_row_moves_whole(rows: object) -> None:
         assert len(new) == len(wanted)
         for place, row in enumerate(wanted):
             assert new[place] == old[row] if isinstance(old, list) else torch.equal(new[place], old[row])
-
-
-def test_prompts_move_with_their_examples_and_indices() -> None:
-    batch = PromptBatch(
-        ids=numbered(3, 2).long(),
-        mask=torch.ones(3, 2).bool(),
-        examples=[{"n": n} for n in range(3)],
-        index=torch.tensor([7, 8, 9]),
-    )
-    moved = PromptBatch(**take(batch, [2, 1]))
-    assert moved.examples == [{"n": 2}, {"n": 1}]
-    assert moved.index.tolist() == [9, 8]
-    assert moved.ids[:, 0].tolist() == [20, 10]
 
 
 @pytest.mark.parametrize("prompt_width", [3, R, B])

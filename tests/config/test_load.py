@@ -114,7 +114,12 @@ def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml()
 
     for cls in CLASSES:
         for field in fields(cls):
-            of_an_agent = issubclass(cls, schema.PromptConfig) and field.name in ("turn_template", "system", "answer")
+            of_an_agent = issubclass(cls, schema.PromptConfig) and field.name in (
+                "turn_template",
+                "system",
+                "answer",
+                "warm_start_answer",
+            )
             assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
             free = field.default_factory is dataclasses.MISSING
             assert free or (cls is schema.AgentConfig and field.name in ("actor", "critic"))

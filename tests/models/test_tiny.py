@@ -102,11 +102,11 @@ def test_a_long_lesson_is_taught_up_to_its_last_whole_turn() -> None:
 
 
 def test_after_a_lesson_of_two_turns_the_second_answer_is_known(lessons_learnt) -> None:
-    lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]], steps=80)
+    lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]], steps=120)
     eos = tokenizer.eos_token
     second = probability(lm, tokenizer, (f"ab>x{eos}cd>", "y"))
     assert second > 0.8
-    single, _ = lessons_learnt([[("ab>", "x")]], steps=80)
+    single, _ = lessons_learnt([[("ab>", "x")]], steps=120)
     assert probability(single, tokenizer, (f"ab>x{eos}cd>", "y")) < 0.5
 
 

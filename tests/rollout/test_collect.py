@@ -12,17 +12,26 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.collect import collect
-from ippo_cli.types import PromptBatch
+from ippo_cli.rollout.generator import Draws, HfGenerator
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.task import task_environments
+from ippo_cli.types import Batch
 
 
 def test_a_prompt_that_fills_the_context_is_an_error_and_no_empty_response(asked: Any, llama: Any) -> None:
-    policy = FrozenAgent(name="low", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
-    ids = torch.full((2, 6), 5)
-    mask = torch.tensor([[False] * 3 + [True] * 3, [True] * 6])
-    batch = {"low": PromptBatch(ids=ids, mask=mask, examples=[{}, {}], index=torch.arange(2))}
-    roomy = load_config(["rollout.context_limit=7", "rollout.max_new_tokens=4"]).rollout
-    found = collect({"low": policy}, batch, roomy, seed=0, purpose="test")["low"]
-    assert found.response_mask.sum(dim=1).tolist()[1] == 1
-    full = load_config(["rollout.context_limit=6", "rollout.max_new_tokens=4"]).rollout
-    with pytest.raises(ConfigError, match=r"agent low's prompt of 6 tokens, which leaves no room .* context of 6"):
-        collect({"low": policy}, batch, full, seed=0, purpose="test")
+    config = load_config(["task=sorting_solo", "task.agents.solo.template='{letters}'", "rollout.max_new_tokens=4"])
+    policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
+    batch = Batch(examples=[{"letters": "abc"}, {"letters": "abcdef"}], index=torch.arange(2))
+
+    def turns(context_limit: int) -> list[int]:
+        config.rollout.context_limit = context_limit
+        generator = HfGenerator({"solo": policy}, config.rollout)
+        formats = {"solo": PromptFormat("solo", asked.tokenizer, max_prompt_tokens=64)}
+        environments = EnvironmentPool(task_environments(config.task))
+        episodes = collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))
+        return [len(episode.turns[0].completion.ids) for episode in episodes]
+
+    assert turns(7)[1] == 1
+    with pytest.raises(ConfigError, match=r"agent solo's prompt of 6 tokens, which leaves no room .* context of 6"):
+        turns(6)

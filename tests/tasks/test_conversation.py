@@ -17,9 +17,9 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.tasks.conversation import PromptFormat, refuse_too_long, tokenize_prompts
+from ippo_cli.tasks.conversation import Conversation, PromptFormat, refuse_too_long
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.types import Batch, Completion, Example, PromptBatch
+from ippo_cli.types import Completion, Example
 
 ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
 CHAT = (
@@ -61,42 +61,25 @@ class Formats:
     def text(self, agent: str, example: Example) -> str:
         return self.formats[agent].text(self.message(agent, example))
 
-    def tokenize(self, *examples: Example) -> dict[str, PromptBatch]:
-        batch = Batch(examples=list(examples), index=torch.arange(5, 5 + len(examples)))
-        return tokenize_prompts(self.formats, self.agents, batch)
+    def begin(self, agent: str, *examples: Example) -> list[Conversation]:
+        return self.formats[agent].begin([self.message(agent, example) for example in examples])
 
     def refuse_too_long(self, examples: Iterable[Example], source: str, contexts: dict[str, int]) -> None:
         refuse_too_long(self.formats, self.message, enumerate(examples), source, contexts)
 
-    def read(self, batch: PromptBatch) -> list[str]:
+    def read(self, begun: Iterable[Conversation]) -> list[str]:
         tokenizer = self.formats["low"].tokenizer
-        return [tokenizer.decode(row[keep]) for row, keep in zip(batch.ids, batch.mask, strict=True)]
+        return [tokenizer.decode(conversation.ids) for conversation in begun]
 
 
 def test_every_agent_is_asked_about_the_same_examples_in_its_own_words(formats: Make) -> None:
     made = formats()
-    batch = made.tokenize(*ROWS)
-    assert list(batch) == ["low", "high"]
-    assert batch["low"].examples == batch["high"].examples
-    assert torch.equal(batch["low"].index, batch["high"].index)
     for name, end in (("low", "<"), ("high", ">")):
-        expected = [row["letters"] + end for row in batch[name].examples]
-        assert made.read(batch[name]) == expected
+        assert made.read(made.begin(name, *ROWS)) == [row["letters"] + end for row in ROWS]
 
 
-def test_prompts_are_padded_on_the_left_and_masks_come_from_lengths(formats: Make) -> None:
-    made = formats()
-    batch = made.tokenize({"letters": "a"}, {"letters": "abc"})["low"]
-    tokenizer = made.formats["low"].tokenizer
-    assert batch.mask.tolist() == [[False, False, True, True], [True] * 4]
-    assert batch.ids[0, 2:].tolist() == tokenizer("a<").input_ids
-    assert batch.ids.dtype == torch.int64
-    assert batch.index.tolist() == [5, 6]
-
-
-def test_asking_about_nothing_gives_an_empty_batch(formats: Make) -> None:
-    batch = formats().tokenize()["low"]
-    assert len(batch.ids) == len(batch.mask) == len(batch.examples) == 0
+def test_asking_about_nothing_begins_nothing(formats: Make) -> None:
+    assert formats().begin("low") == []
 
 
 def test_a_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
@@ -108,8 +91,7 @@ def test_a_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
     )
     assert made.text("low", {"letters": "ba"}) == "<user>Sort ba<assistant>"
     assert made.text("high", {"letters": "ba"}) == "<system>Be brief.<user>ba><assistant>"
-    batch = made.tokenize({"letters": "ba"})["low"]
-    assert made.read(batch) == ["<user>Sort ba<assistant>"]
+    assert made.read(made.begin("low", {"letters": "ba"})) == ["<user>Sort ba<assistant>"]
 
 
 def test_a_chat_template_that_is_not_there_is_told_before_training(formats: Make) -> None:
@@ -135,9 +117,10 @@ def test_a_system_message_that_no_chat_template_would_write_is_refused(formats: 
 
 def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
-    made.tokenize({"letters": "abcde"})
+    fits, long = made.begin("low", {"letters": "abcde"}, {"letters": "abcdef"})
+    made.formats["low"].refuse(fits.text, len(fits.ids))
     with pytest.raises(ConfigError) as raised:
-        made.tokenize({"letters": "abcde"}, {"letters": "abcdef"})
+        made.formats["low"].refuse(long.text, len(long.ids))
     said = str(raised.value)
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
@@ -181,7 +164,7 @@ def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
 
 def test_an_empty_prompt_is_an_error(formats: Make) -> None:
     with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
-        formats(low={"template": ""}).tokenize({"letters": "a"})
+        formats(low={"template": ""}).begin("low", {"letters": "a"})
 
 
 def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, Zero3Gather
+from ippo_cli.config.schema import RolloutConfig, RolloutKind, Zero3Gather
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.prefix_cache import PrefixCache
@@ -166,6 +166,10 @@ class _LayeredMeeting:
         if requested:
             raise PreemptionRequested
         return bool(up)
+
+
+# Who continues prompts, by `rollout.kind`.
+GENERATORS = {RolloutKind.hf: HfGenerator}
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:

@@ -89,7 +89,8 @@ class Talk:
         return {name: self._message(name) for name in speakers}
 
     def _message(self, name: str) -> str:
-        config, words = self.agents[name], self.transcript.words(name)
+        config: PromptConfig = self.agents[name]
+        words = self.transcript.words(name)
         if self.transcript.turn(name) == 1:
             return first_message(name, config, self.example, words)
         template = TURN_TEMPLATE if config.turn_template is None else config.turn_template
@@ -234,7 +235,7 @@ class TemplatedWorld:
         return {name: self._message(name, text) if name in self.agents else text for name, text in observations.items()}
 
     def _message(self, name: str, observation: str) -> str:
-        config = self.agents[name]
+        config: PromptConfig = self.agents[name]
         words = {**self.transcript.words(name), OBSERVATION: observation}
         if config.turn_template is None or self.transcript.turn(name) == 1:
             return first_message(name, config, self.example, words)

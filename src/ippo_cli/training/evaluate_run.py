@@ -17,7 +17,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator, context_limit
+from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit
 from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import (
@@ -96,7 +96,7 @@ def _evaluate(
                     EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
                     formats,
                     batch,
-                    HfGenerator(
+                    GENERATORS[config.rollout.kind](
                         policies,
                         config.rollout,
                         lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),

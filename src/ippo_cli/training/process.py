@@ -26,7 +26,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.rollout.generator import GENERATORS
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
@@ -193,7 +193,7 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=HfGenerator(agents, config.rollout, poll, continues=continues),
+        generator=GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=continues),
         device=device,
         reward=reward,
         state=state,

@@ -30,6 +30,7 @@ def common(agents: str, **values: Any) -> dict[str, Any]:
         "primary_metric": "sampled/score",
         "train_size": 1000,
         "eval_size": 10,
+        "num_workers": 1,
         **values,
     }
 
