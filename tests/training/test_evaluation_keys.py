@@ -21,6 +21,10 @@ from ippo_cli.training.evaluate_run import evaluate_model
 # Read, and of no effect all the same.
 WITHOUT_EFFECT = {
     "task.kind": "chosen with its group",
+    "rollout.kind": "chosen with its group",
+    "task.agents.*.warm_start_answer": "tried on an example, and taught to no model here",
+    "task.symbols": "of messages in the warm start",
+    "task.message_length": "of messages in the warm start",
     "task.train_size": "held-out examples are drawn first",
     "rollout.zero3_gather": "weights that are loaded for this are whole",
     "actor.model": "typed as model=",
@@ -99,6 +103,9 @@ def commands(root: Path) -> list[list[str]]:
             "task.num_turns=2",
             "task.agents.solo.turn_template='a'",
         ],
+        ["task=signalling", "task.train_size=8", "task.eval_size=8"],
+        ["task=relay", *small],
+        ["task=ladder", *small],
         ["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=2", *small],
         ["task=pettingzoo", "task.env_id=classic/tictactoe_v3", "task.max_turns=2", *small],
         ["task=reasoning_gym", "task.dataset=chain_sum", "task.agents.solver.template=a", *small],

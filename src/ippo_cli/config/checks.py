@@ -182,12 +182,6 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             "use task.chat_template=auto with actor=full, or put the text into the template",
         )
     actor = agent.actor
-    if agent.warm_start_answer is not None and not isinstance(actor, TinyActorConfig):
-        raise ConfigError(
-            f"{where}.warm_start_answer={agent.warm_start_answer!r}",
-            "is what actor=tiny is taught, and has no effect on other models",
-            "set it to null, or use actor=tiny",
-        )
     if isinstance(actor, TinyActorConfig):
         if actor.model is not None:
             raise ConfigError(
