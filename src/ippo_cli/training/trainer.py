@@ -183,7 +183,9 @@ class Trainer:
                     streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
             self._warn_of_failed_rows(scored.failure)
-        greedy = self._scored_greedy(greedy_episodes, clock) if self.state.algorithm.needs_greedy else {}
+        greedy = (
+            self._scored_greedy(greedy_episodes, scored.moments, clock) if self.state.algorithm.needs_greedy else {}
+        )
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
@@ -249,11 +251,13 @@ class Trainer:
         filtered = sampling_of(self.config.rollout).filters
         return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.agents}
 
-    def _scored_greedy(self, episodes: Sequence[Episode], clock: Stopwatch) -> dict[str, tuple[Rollout, Scores]]:
+    def _scored_greedy(
+        self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
+    ) -> dict[str, tuple[Rollout, Scores]]:
         """What every agent says greedily about the same examples, scored as the sampled episodes were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
-            scored = score(reward, episodes, self.config.reward, self.state.moments, device=self.device, observe=False)
+            scored = score(reward, episodes, self.config.reward, moments, device=self.device, observe=False)
         return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
     def _warn_of_failed_rows(self, reason: str | None) -> None:
