@@ -90,10 +90,11 @@ def _evaluate(
             "the held-out data",
             contexts,
         )
+        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
-                    EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
+                    environments,
                     formats,
                     batch,
                     GENERATORS[config.rollout.kind](
@@ -108,6 +109,7 @@ def _evaluate(
                 build_reward(config.reward, config.task.agents),
                 config,
             )
+            environments.close()
             console.samples(result.samples[: config.tracker.samples])
             primary_metric = config.task.primary_metric
             record = {

@@ -127,6 +127,7 @@ class Trainer:
 
     def free(self) -> None:
         """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
+        self.environments.close()
         for agent in self.state.agents.values():
             for learner in agent.learners:
                 learner.engine.destroy()
