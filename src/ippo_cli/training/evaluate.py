@@ -16,6 +16,7 @@ from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task
+from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Episode
 
 Play = Callable[[Batch, bool], list[Episode]]
@@ -42,7 +43,8 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         given, failure = attempt(reward, episodes, agents, config.reward)
         with distributed.failing_together():
             numbers = {name: mixed(given, name, episodes, config.reward) for name in agents}
-        failed = torch.stack([failed_rows(given, one) for one in numbers.values()]).any(dim=0)
+        failures = {name: failed_rows(given, one) for name, one in numbers.items()}
+        failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
@@ -53,7 +55,8 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
-        samples += sample_rows(mode, episodes, numbers, config.tracker.samples)
+        shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
+        samples += sample_rows(mode, episodes, shown, config.tracker.samples)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
@@ -61,28 +64,6 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
             "use one of " + " ".join(metrics),
         )
     return Evaluation(metrics=metrics, samples=samples)
-
-
-def sample_rows(
-    mode: str, episodes: Sequence[Episode], scores: Mapping[str, torch.Tensor], count: int
-) -> list[dict[str, Any]]:
-    """The first episodes as plain data: what each agent was told and wrote in turn, and the scores `[B, K]` by turn."""
-    return [
-        {
-            "mode": mode,
-            "index": episode.index,
-            "agents": {
-                name: {
-                    "prompt": turn.observation,
-                    "response": turn.completion.text,
-                    "score": float(scores[name][row].sum()),
-                }
-                for name in scores
-                for turn in episode.of(name)[-1:]
-            },
-        }
-        for row, episode in enumerate(episodes[:count])
-    ]
 
 
 def _metrics(

@@ -29,12 +29,13 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
-from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
+from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import iteration_row, pace, prefixed
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
+from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import update
@@ -197,7 +198,9 @@ class Trainer:
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
         samples = []
         if every > 0 and iteration % every == 0:
-            raw = {name: scores.raw for name, scores in experience.scores.items()}
+            raw = {
+                name: scores.raw.where(~scores.failed[:, None], torch.nan) for name, scores in experience.scores.items()
+            }
             samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
         self._show_samples(f"train_{iteration:08d}", samples)
 
