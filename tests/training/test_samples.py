@@ -85,7 +85,7 @@ def test_one_answer_of_each_agent_is_shown_as_it_always_was(style: Style, capsys
     once = episode([turn("low", 0, "3 1>", "13"), turn("high", 0, "7 5>", "5\x1b[31m7")])
     rows = sample_rows("train", [once], {"low": torch.tensor([[0.5]]), "high": torch.tensor([[1.0]])}, 1)
     assert shown(capsys, style, rows) == (
-        "samples (train)                        \n"
+        "samples (train)\n"
         "┏━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━┓\n"
         "┃ agent ┃ prompt ┃ response   ┃ score ┃\n"
         "┡━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━┩\n"

@@ -15,7 +15,8 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.schedule import share
-from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.task import Task, speakers_of_several_turns
+from ippo_cli.training.metrics import turn_counts as counted_turns
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Episode
 
@@ -36,6 +37,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
     batch = Batch(examples=[task.held_out[row] for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
     agents = list(config.task.agents)
+    several_turns = speakers_of_several_turns(config.task, task.held_out[0])
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
@@ -50,6 +52,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
         found = _metrics(given, scores, failed, episodes, len(task.held_out))
+        found |= _turn_metrics(episodes, several_turns, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
@@ -95,3 +98,17 @@ def _metrics(
         result[f"{name}/response_length"] = total[2 * len(names) + number] / rows
         result[f"{name}/truncated_share"] = total[2 * len(names) + len(scores) + number] / rows
     return result
+
+
+def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:
+    """Of the agents that may have several turns, over all ranks."""
+    found: dict[str, float] = {}
+    for name in agents:
+        counts = counted_turns(episodes, name)
+        turns, cut, overflow = distributed.all_sum(
+            torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
+        ).tolist()
+        found[f"{name}/turns"] = turns / rows
+        found[f"{name}/cut_share"] = cut / max(turns, 1.0)
+        found[f"{name}/overflow_share"] = overflow / rows
+    return found
