@@ -55,7 +55,7 @@ def _length(config: Config, turns: int | None, told: list[int], context: int) ->
     if config.rollout.history is History.latest:
         # Without a limit there are as many as a context would hold.
         count = turns or context // (told[-1] + response) + 1
-        return EpisodeLength(turns=turns, sequence=once, row=count * min(context, max(told) + response))
+        return EpisodeLength(turns=turns, sequence=once, row=max(once, count * min(context, max(told) + response)))
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
     return EpisodeLength(turns=turns, sequence=whole, row=whole)
 

@@ -182,7 +182,7 @@ def _show_episodes(config: Config, material: Material) -> None:
         said = "estimated from what is told first" if world else "what others may write included"
         _say(
             f"{name} context",
-            f"{material.contexts[name]} tokens, of which an episode takes {length.sequence} at the most{again} ({said})",
+            f"{material.contexts[name]} tokens, of which an episode takes {length.sequence} at the most{again}; {said}",
         )
 
 
@@ -231,7 +231,7 @@ def _gib(size: float) -> str:
 def _flops(config: Config, material: Material, agent: str) -> float:
     """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
     shapes = material.shapes[agent]
-    turns = shapes.length.turns or 1  # at least
+    turns = shapes.length.turns or 1 if isinstance(config.task, ConversationConfig) else 1  # a world may end early
     tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
     generated = 2.0 * shapes.actor.parameters * tokens

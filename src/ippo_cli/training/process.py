@@ -31,8 +31,8 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
-from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.episode_length import too_long
+from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.preflight import (
     Material,

@@ -55,7 +55,12 @@ def unused_templates(
 def _truncated(rows: Sequence[Row], config: Config) -> str | None:
     if isinstance(config.task, (LettersConfig, GridConfig)):
         return None  # whose answers are as long as the limit
-    cut = _agents(config, lambda name: rows[-1][f"{name}/rollout/truncated_share"] >= ALL)
+
+    def all_cut(name: str) -> bool:
+        several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well
+        return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= ALL
+
+    cut = _agents(config, all_cut)
     if not cut:
         return None
     return (
@@ -183,30 +188,31 @@ def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"{max(shares.values()):.0%} of the episodes were cut because the context of {listed(names)} had no room for "
-        "another turn; lower rollout.max_new_tokens or the number of turns, shorten templates, or use a longer context"
+        f"{max(shares.values()):.0%} of episodes were cut: the context of {listed(names)} had no room for a turn; "
+        "lower rollout.max_new_tokens or the number of turns"
     )
 
 
 def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
-    shares = {name: rows[-1].get(f"{name}/rollout/cut_share", 0.0) for name in config.task.agents}
-    names = [name for name, share in shares.items() if MANY < share]
+    last = rows[-FIRST:]
+    shares = {
+        name: min(row.get(f"{name}/rollout/cut_share", 0.0) for row in last) if len(last) == FIRST else 0.0
+        for name in config.task.agents
+    }
+    names = [name for name, share in shares.items() if share > MANY]
     if not names:
         return None
     return (
-        f"{max(shares.values()):.0%} of the turns of {listed(names)} were cut at rollout.max_new_tokens="
-        f"{config.rollout.max_new_tokens} before they ended; raise that, or shorten what is asked for"
+        f"{max(shares.values()):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
+        f"{config.rollout.max_new_tokens} before they end; raise that, or shorten what is asked for"
     )
 
 
 def _silent(rows: Sequence[Row], config: Config) -> str | None:
-    silent = _agents(config, lambda name: rows[-1][f"{name}/rollout/response_length"] == 0)
+    silent = _agents(config, lambda name: rows[-1].get(f"{name}/rollout/response_length") == 0)
     if not silent:
         return None
-    return (
-        f"{silent} wrote nothing in a whole buffer and learns nothing; "
-        "see samples/, and who is told something by the task's protocol or environment"
-    )
+    return f"{silent} wrote nothing in a whole buffer and learns nothing; see samples/, and whom the task asks"
 
 
 def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
