@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from spoken import episode
 
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.checks import check
@@ -64,25 +65,7 @@ def test_every_protocol_and_world_has_a_command_and_every_key_of_a_sample_a_line
         assert word in typed
     assert {"pass_on.yaml", "talk.yaml", "second_look.py", "guess.py", "brief.py"} == set(FILES)
     section = PAGE.split("## Samples")[1]
-    [row] = sample_rows("train", [an_episode()], {}, 1)
+    [row] = sample_rows("train", [episode()], {}, 1)
     assert all(f"| `{key}` |" in section for key in row)
     assert "<!-- results -->" in PAGE
     assert "<!-- /results -->" in PAGE
-
-
-def an_episode():  # noqa: ANN201
-    from ippo_cli.types import Episode
-
-    return Episode(
-        example={},
-        index=0,
-        turns=[],
-        rewards=[],
-        final={},
-        last_observations={},
-        terminated=True,
-        unfinished=frozenset(),
-        truncation="",
-        failure=None,
-        parts={},
-    )

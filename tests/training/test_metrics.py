@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from spoken import episode, turn
+from spoken import episode
 
 from ippo_cli.training.metrics import (
     METRICS,
@@ -167,12 +167,12 @@ def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
 
 
 def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:
-    low = [turn("low", 0, "x", "a"), turn("high", 1, "a", "b"), turn("low", 2, "b", "c", finished=False)]
+    low = [("low", 0, "a", "x"), ("high", 1, "b", "a"), ("low", 2, "c", "b", False)]
     episodes = [
-        episode(low),
-        episode([turn("low", 0, "x", "a")], truncation="context", terminated=False, last_observations={"low": "long"}),
+        episode(*low),
+        episode(("low", 0, "a", "x"), truncation="context", terminated=False, last_observations={"low": "long"}),
         episode(
-            [turn("low", 0, "x", "a")],
+            ("low", 0, "a", "x"),
             truncation="context",
             terminated=False,
             last_observations={"low": "short", "high": "long"},

@@ -350,7 +350,11 @@ def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
         last = visible(row["last_observations"].get(name, ""))
         ended = Text(how_it_ended(row), style="italic") if place == 0 else ""
         table.add_row(
-            shortened(name), last, ended, f"sum {_score(part['score'])}", end_section=place == len(row["agents"]) - 1
+            shortened(name),
+            last,
+            ended,
+            "-" if part["score"] is None else f"sum {part['score']:.2f}",
+            end_section=place == len(row["agents"]) - 1,
         )
 
 

@@ -55,7 +55,8 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         found |= _turn_metrics(episodes, several_turns, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
+                f"evaluation: {found['failed_share']:.0%} of the rows have no reward "
+                f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
