@@ -10,13 +10,16 @@ import torch
 from ippo_cli.types import Completion, Episode, Turn
 
 
-def episode(*turns: tuple[str, int, str], **changes: Any) -> Episode:
-    """Turns as (agent, step, text); steps at which nothing was paid, one for each that somebody acted in."""
+def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
+    """Turns as (agent, step, text), and what it was told and whether it ended by itself where that matters.
+
+    Nothing is paid, in as many steps as somebody acted in.
+    """
     values: dict[str, Any] = {
         "example": {},
         "index": 0,
         "turns": [_turn(*one) for one in turns],
-        "rewards": [{} for _ in range(max([0, *(step + 1 for _, step, _ in turns)]))],
+        "rewards": [{} for _ in range(max([0, *(step + 1 for _, step, *_ in turns)]))],
         "final": {},
         "last_observations": {},
         "terminated": True,
@@ -36,7 +39,7 @@ def spoken_once(examples: Sequence[Any], texts: Mapping[str, Sequence[str]]) -> 
     ]
 
 
-def _turn(agent: str, step: int, text: str) -> Turn:
+def _turn(agent: str, step: int, text: str, observation: str = "", finished: bool = True) -> Turn:
     none = torch.zeros(0)
-    said = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=True)
-    return Turn(agent=agent, step=step, observation="", prompt=[], completion=said)
+    said = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=finished)
+    return Turn(agent=agent, step=step, observation=observation, prompt=[], completion=said)

@@ -12,7 +12,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig, TaskConfig
 from ippo_cli.tasks.environment import Action, Environment, Step
-from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment, several_turns
+from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment
+from ippo_cli.tasks.task import speakers_of_several_turns
 from ippo_cli.tasks.templates import first_message
 
 ROW = {"letters": "ba"}
@@ -160,9 +161,9 @@ def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
 
 
 def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
-    assert several_turns(task("sequential", low="{letters}", high="{heard}"), ROW) == []
-    assert several_turns(task("dialogue", 2, low="{letters}", high="{heard}"), ROW) == ["low", "high"]
-    assert several_turns(own("debate"), ROW) == ["judge"]
+    assert speakers_of_several_turns(task("sequential", low="{letters}", high="{heard}"), ROW) == []
+    assert speakers_of_several_turns(task("dialogue", 2, low="{letters}", high="{heard}"), ROW) == ["low", "high"]
+    assert speakers_of_several_turns(own("debate"), ROW) == ["judge"]
 
 
 OWN = """

@@ -7,14 +7,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+from spoken import episode
 
-from ippo_cli.training.metrics import METRICS, is_documented, prefixed, rollout_metrics, target_metrics
+from ippo_cli.training.metrics import (
+    METRICS,
+    is_documented,
+    prefixed,
+    rollout_metrics,
+    target_metrics,
+    turn_metrics,
+)
 from ippo_cli.types import Rollout, Scores, Targets
 
 
 @pytest.mark.parametrize("key", METRICS)
 def test_every_name_of_the_table_is_found_under_any_agent_part_and_mode(key: str) -> None:
-    name = key.replace("<agent>", "my_agent").replace("<part>", "exact.2-x").replace("<mode>", "greedy")
+    name = (
+        key.replace("<agent>", "my_agent")
+        .replace("<part>", "exact.2-x")
+        .replace("<turn>", "3")
+        .replace("<mode>", "greedy")
+    )
     assert is_documented(name)
     assert METRICS[key]
 
@@ -151,3 +164,34 @@ def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
     found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
     assert found["rollout/filter_gap"] == pytest.approx(3.5)
     assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
+
+
+def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:
+    low = [("low", 0, "a", "x"), ("high", 1, "b", "a"), ("low", 2, "c", "b", False)]
+    episodes = [
+        episode(*low),
+        episode(("low", 0, "a", "x"), truncation="context", terminated=False, last_observations={"low": "long"}),
+        episode(
+            ("low", 0, "a", "x"),
+            truncation="context",
+            terminated=False,
+            last_observations={"low": "short", "high": "long"},
+            final={"low": [1, 2]},
+        ),
+    ]
+    rollout, scores, _ = buffer()
+    rollout = replace(rollout, length=torch.tensor([3, 4, 3]))  # 2, 1 and 3 of which are actions
+    raw = torch.tensor([[1.0, 0.5], [7.0, 0.0], [2.0, 0.0]])
+    found = turn_metrics(episodes, "low", rollout, replace(scores, raw=raw), 3)
+    assert found == {
+        "rollout/turns": pytest.approx(4 / 3),
+        "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
+        "rollout/cut_share": pytest.approx(1 / 4),
+        "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode it was another's context
+        "score/turn/1": pytest.approx((1.0 + 2.0) / 2),  # the second row has no reward
+        "score/turn/2": pytest.approx(0.5),
+        "score/turn/3": pytest.approx(math.nan, nan_ok=True),
+    }
+    assert all(is_documented(f"low/{key}") for key in found)
+    for most in (9, None):
+        assert not any("turn/" in key for key in turn_metrics(episodes, "low", rollout, scores, most))

@@ -90,6 +90,14 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
     "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
     "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was no finite"),
+    "no room for another turn": (
+        "overflow",
+        6,
+        lambda n: {"rollout/overflow_share": 0.06 * (n == 6)},
+        "6% of episodes",
+    ),
+    "turns that are cut": ("cut_turns", 3, lambda _: {"rollout/cut_share": 0.6}, "60% of the turns of low are cut"),
+    "never asked": ("silent", 4, lambda n: {"rollout/response_length": float(n < 4)}, "low wrote nothing in a whole"),
     "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were left"),
 }
 
@@ -118,6 +126,8 @@ def test_every_rule_is_seen_to_speak() -> None:
         lambda n: {"score/std": 0.0, "score/mean": 1.0} if n > 60 else {},  # all is right at last
         lambda n: {"value/explained_variance": -0.5} if n < 11 else {},  # what a fresh critic may begin with
         lambda n: {"rollout/truncated_share": 0.9},
+        lambda n: {"rollout/truncated_share": 1.0, "rollout/cut_share": 0.4, "rollout/overflow_share": 0.05},
+        lambda n: {"rollout/cut_share": 0.6} if n % 3 else {},
         lambda n: {"score/part/exact": math.nan} if n % 2 else {},
     ],
 )

@@ -6,7 +6,6 @@ A protocol is an environment whose steps are what agents say. It ends by itself 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -302,12 +301,6 @@ def dry_run(config: ConversationConfig, example: Example) -> list[tuple[str, str
     finally:
         environment.close()
     return turns
-
-
-def several_turns(config: ConversationConfig, example: Example) -> list[str]:
-    """Agents that speak more than once in an episode, as a dry run shows."""
-    counts = Counter(name for name, _, _ in dry_run(config, example))
-    return [name for name, count in counts.items() if count > 1]
 
 
 def _refuse_deafness(config: ConversationConfig) -> None:

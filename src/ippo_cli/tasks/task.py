@@ -11,6 +11,8 @@ from ippo_cli.config.schema import (
     History,
     JsonlConfig,
     LadderConfig,
+    ReasoningGymConfig,
+    SteppedWorldConfig,
     TaskConfig,
     TaskKind,
     WorldConfig,
@@ -19,7 +21,7 @@ from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment, several_turns
+from ippo_cli.tasks.protocols import LONGEST, TemplatedWorld, dry_run, protocol_environment
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
@@ -75,9 +77,24 @@ def task_environments(config: TaskConfig) -> Callable[[], Environment]:
     return lambda: TemplatedWorld(make(), config.agents)
 
 
+def most_turns(config: TaskConfig, example: Example) -> dict[str, int | None]:
+    """How many turns each agent may have in an episode: of a protocol those of a dry run; None: no limit is known."""
+    if isinstance(config, ConversationConfig):
+        spoken = [name for name, _, _ in dry_run(config, example)]
+        return {name: None if len(spoken) >= LONGEST else spoken.count(name) for name in config.agents}
+    limit = None
+    if isinstance(config, SteppedWorldConfig):
+        limit = config.max_turns
+    elif isinstance(config, ReasoningGymConfig):
+        limit = config.num_turns
+    elif isinstance(config, LadderConfig):
+        limit = config.num_rungs
+    return dict.fromkeys(config.agents, limit)
+
+
 def speakers_of_several_turns(config: TaskConfig, example: Example) -> list[str]:
     """Agents that may speak more than once in an episode."""
-    return several_turns(config, example) if isinstance(config, ConversationConfig) else list(config.agents)
+    return [name for name, turns in most_turns(config, example).items() if turns is None or turns > 1]
 
 
 def speakers_told_of_examples(config: TaskConfig) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
+from ippo_cli.config.errors import IppoError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.environment import Action, Environment
 from ippo_cli.tasks.templates import render_template
@@ -41,23 +42,36 @@ def played_lessons(
     luck = random.Random(f"warm start {seed}")
     lessons: dict[str, list[Lesson]] = {name: [] for name in agents}
     for example in examples:
-        turns: dict[str, list[tuple[str, str]]] = {}
-        told = environment.reset(example, luck.getrandbits(31))
-        for _ in range(LONGEST):
-            legal = environment.actions() if isinstance(environment, Playable) else {}
-            said = {name: _answer(name, agents[name], example, legal.get(name, ()), luck) for name in told}
-            if all(answer is None for answer in said.values()):
-                break
-            for name, answer in said.items():
-                if answer is not None:
-                    turns.setdefault(name, []).append((told[name], answer))
-            step = environment.step({name: Action(text=answer or "") for name, answer in said.items()})
-            if step.terminated or step.truncated:
-                break
-            told = step.observations
-        for name, taken in turns.items():
-            lessons[name].append(taken)
+        try:
+            taken = _played(environment, agents, example, luck)
+        except IppoError:
+            raise
+        except Exception:  # whatever an environment raises costs its episode alone, here as in training
+            continue
+        for name, turns in taken.items():
+            lessons[name].append(turns)
     return lessons
+
+
+def _played(
+    environment: Environment, agents: Mapping[str, PromptConfig], example: Example, luck: random.Random
+) -> dict[str, list[tuple[str, str]]]:
+    """What each agent was told and what it should answer, in one episode."""
+    turns: dict[str, list[tuple[str, str]]] = {}
+    told = environment.reset(example, luck.getrandbits(31))
+    for _ in range(LONGEST):
+        legal = environment.actions() if isinstance(environment, Playable) else {}
+        said = {name: _answer(name, agents[name], example, legal.get(name, ()), luck) for name in told}
+        if all(answer is None for answer in said.values()):
+            break
+        for name, answer in said.items():
+            if answer is not None:
+                turns.setdefault(name, []).append((told[name], answer))
+        step = environment.step({name: Action(text=answer or "") for name, answer in said.items()})
+        if step.terminated or step.truncated:
+            break
+        told = step.observations
+    return turns
 
 
 def first_examples(examples: Sequence[Example], count: int) -> Iterable[Example]:

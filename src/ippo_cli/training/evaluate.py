@@ -15,7 +15,9 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.schedule import share
-from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.task import Task, speakers_of_several_turns
+from ippo_cli.training.metrics import turn_counts as counted_turns
+from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Episode
 
 Play = Callable[[Batch, bool], list[Episode]]
@@ -35,6 +37,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
     batch = Batch(examples=[task.held_out[row] for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
     agents = list(config.task.agents)
+    several_turns = speakers_of_several_turns(config.task, task.held_out[0])
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
@@ -42,18 +45,22 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         given, failure = attempt(reward, episodes, agents, config.reward)
         with distributed.failing_together():
             numbers = {name: mixed(given, name, episodes, config.reward) for name in agents}
-        failed = torch.stack([failed_rows(given, one) for one in numbers.values()]).any(dim=0)
+        failures = {name: failed_rows(given, one) for name, one in numbers.items()}
+        failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
         found = _metrics(given, scores, failed, episodes, len(task.held_out))
+        found |= _turn_metrics(episodes, several_turns, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows have no reward; {why(failure)}"
+                f"evaluation: {found['failed_share']:.0%} of the rows have no reward "
+                f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
-        samples += sample_rows(mode, episodes, numbers, config.tracker.samples)
+        shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
+        samples += sample_rows(mode, episodes, shown, config.tracker.samples)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
@@ -61,28 +68,6 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
             "use one of " + " ".join(metrics),
         )
     return Evaluation(metrics=metrics, samples=samples)
-
-
-def sample_rows(
-    mode: str, episodes: Sequence[Episode], scores: Mapping[str, torch.Tensor], count: int
-) -> list[dict[str, Any]]:
-    """The first episodes as plain data: what each agent was told and wrote in turn, and the scores `[B, K]` by turn."""
-    return [
-        {
-            "mode": mode,
-            "index": episode.index,
-            "agents": {
-                name: {
-                    "prompt": turn.observation,
-                    "response": turn.completion.text,
-                    "score": float(scores[name][row].sum()),
-                }
-                for name in scores
-                for turn in episode.of(name)[-1:]
-            },
-        }
-        for row, episode in enumerate(episodes[:count])
-    ]
 
 
 def _metrics(
@@ -114,3 +99,17 @@ def _metrics(
         result[f"{name}/response_length"] = total[2 * len(names) + number] / rows
         result[f"{name}/truncated_share"] = total[2 * len(names) + len(scores) + number] / rows
     return result
+
+
+def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:
+    """Of the agents that may have several turns, over all ranks."""
+    found: dict[str, float] = {}
+    for name in agents:
+        counts = counted_turns(episodes, name)
+        turns, cut, overflow = distributed.all_sum(
+            torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
+        ).tolist()
+        found[f"{name}/turns"] = turns / rows
+        found[f"{name}/cut_share"] = cut / max(turns, 1.0)
+        found[f"{name}/overflow_share"] = overflow / rows
+    return found

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size
-from ippo_cli.config.schema import Config, Dtype, SeparateCriticConfig, Zero3Gather
+from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
+from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
+from ippo_cli.training.episode_length import EpisodeLength
 
 GIB = 2**30
 CACHE_COLUMNS_AHEAD = 128  # reserved beyond the longest row, see `rollout/cache.py`
@@ -23,11 +25,11 @@ LOGITS_AT_ONCE = 1 << 26  # see `agents/build.py`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentShapes:
-    """The models of one agent, and the longest sequences they read."""
+    """The models of one agent, and how much of an episode they may read."""
 
     actor: ModelShape
     critic: ModelShape | None  # of its own; None where the actor carries it, or nothing has values
-    context: int  # tokens that prompt and response may have together
+    length: EpisodeLength
     weights: str  # where the actor starts from: agents that start from the same share one reference
 
 
@@ -64,6 +66,7 @@ class Memory:
     trained: tuple[Trained, ...]
     references: tuple[Frozen, ...]
     cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
+    parked: float  # keys and values of earlier turns, of all agents; 0 where nothing goes on from them
     rollout_gathered: float  # stage 3: weights beside the spread ones while decoding
 
     @property
@@ -89,7 +92,7 @@ class Memory:
         load += max(m.width * m.shape.parameters for m in self.trained) + sum(m.weights for m in self.references)
         return {
             "load": load,
-            "rollout": self.standing + self.rollout_gathered + self.cache,
+            "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
             "targets": self.standing + max(model.forward + model.memory.gathered for model in self.trained),
             "update": self.standing + max(_update(model) for model in self.trained),
         }
@@ -102,11 +105,14 @@ class Memory:
 
 def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Memory:
     """Of a whole run; a rank decodes at most `rows` rows in one rollout."""
+    several_turns = any(agent.length.turns != 1 for agent in shapes.values())
+    parks = several_turns and config.rollout.history is not History.latest
     trained = tuple(model for name, agent in shapes.items() for model in _trained(config, name, agent, ranks, rows))
     return Memory(
         trained=trained,
         references=tuple(_references(config, shapes)),
         cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
+        parked=sum(_parked(config, name, agent, rows) for name, agent in shapes.items()) if parks else 0.0,
         rollout_gathered=max(_gathered_to_decode(config, model) for model in trained if model.decodes),
     )
 
@@ -125,11 +131,6 @@ def needs_reference(config: Config) -> bool:
     return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
 
 
-def longest_row(config: Config, context: int) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    return min(context, config.rollout.max_prompt_tokens + config.rollout.max_new_tokens)
-
-
 def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: int) -> Iterator[Trained]:
     settings = config.task.agents[name]
     actor, critic = settings.actor, settings.critic
@@ -140,7 +141,7 @@ def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: in
         agent.actor,
         actor.dtype,
         ranks,
-        agent.context,
+        agent.length.row,
         rows,
         mini,
         checkpointed=actor.gradient_checkpointing,
@@ -154,7 +155,7 @@ def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: in
             agent.critic,
             critic.dtype,
             ranks,
-            agent.context,
+            agent.length.row,
             rows,
             critic_mini_batch_size(config, critic),
             checkpointed=critic.gradient_checkpointing,
@@ -168,14 +169,14 @@ def _engine(
     shape: ModelShape,
     dtype: Dtype,
     ranks: int,
-    context: int,
+    longest: int,
     rows: int,
     mini: int,
     *,
     checkpointed: bool,
     decodes: bool,
 ) -> Trained:
-    deepspeed, width, longest = config.deepspeed, _width(dtype), longest_row(config, context)
+    deepspeed, width = config.deepspeed, _width(dtype)
     memory = engine_memory(
         shape.parameters,
         stage=_stage(config, width, ranks),
@@ -221,11 +222,22 @@ def _kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool) -> float:
 def _decoding(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
     shape, width = agent.actor, _width(config.task.agents[name].actor.dtype)
-    together, longest = min(config.rollout.decode_batch_size, rows), longest_row(config, agent.context)
-    cache = 2 * width * shape.layers * shape.keys * together * (longest + CACHE_COLUMNS_AHEAD)
+    together, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
+    cache = _cached_bytes(shape, width) * together * (longest + CACHE_COLUMNS_AHEAD)
     logits = together * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), together * longest) * _forward_bytes(shape, width)
     return cache + max(logits, prompts)
+
+
+def _parked(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
+    """Keys and values that are kept of rows whose episodes go on."""
+    per_token = _cached_bytes(agent.actor, _width(config.task.agents[name].actor.dtype))
+    return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
+
+
+def _cached_bytes(shape: ModelShape, width: int) -> float:
+    """Per token: its keys and values."""
+    return 2.0 * width * shape.layers * shape.keys
 
 
 def _gathered_to_decode(config: Config, actor: Trained) -> float:

@@ -14,9 +14,11 @@ from torch import Tensor
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean
-from ippo_cli.types import Experience, Rollout, Scores, Targets
+from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 
-# `<agent>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
+SHOWN_TURNS = 8  # whose scores are logged one by one, where an agent has no more
+
+# `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
 METRICS: dict[str, str] = {
     "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
     "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, failed rows left out",
@@ -26,7 +28,14 @@ METRICS: dict[str, str] = {
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
     "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
     "<agent>/rollout/response_length": "mean action tokens per response, the stop token included",
-    "<agent>/rollout/truncated_share": "share of responses cut at a limit instead of ending by themselves",
+    "<agent>/rollout/truncated_share": "share of rows cut at a limit instead of ending by themselves: their last "
+    "response, or their episode",
+    "<agent>/rollout/turns": "several turns: mean own turns per episode",
+    "<agent>/rollout/observation_tokens": "several turns: mean tokens per episode that are read after the first prompt",
+    "<agent>/rollout/cut_share": "several turns: share of own turns whose response was cut at a limit",
+    "<agent>/rollout/overflow_share": "several turns: share of episodes cut because the agent's context had no room",
+    "<agent>/score/turn/<turn>": "several turns, at most 8: mean score of an own turn, counted from 1, where there was "
+    "one; before the processor chain",
     "<agent>/rollout/logprob": "mean log-probability per action token when sampled",
     "<agent>/rollout/filter_gap": "mean log-probability under the sampling filters minus the unfiltered one",
     "<agent>/rollout/sampler_gap": "recompute_logprobs: mean |p_train - p_sampler| of the sampled tokens",
@@ -71,7 +80,12 @@ METRICS: dict[str, str] = {
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
     "eval/<mode>/<agent>/score": "held-out score of one agent",
     "eval/<mode>/<agent>/response_length": "mean action tokens per held-out response",
-    "eval/<mode>/<agent>/truncated_share": "share of held-out responses cut at a limit",
+    "eval/<mode>/<agent>/truncated_share": "share of held-out rows cut at a limit: their last response, or their "
+    "episode",
+    "eval/<mode>/<agent>/turns": "several turns: mean own turns per held-out episode",
+    "eval/<mode>/<agent>/cut_share": "several turns: share of own held-out turns whose response was cut at a limit",
+    "eval/<mode>/<agent>/overflow_share": "several turns: share of held-out episodes cut because the agent's context "
+    "had no room",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of generation",
     "time/score": "seconds of the reward",
@@ -102,12 +116,19 @@ def iteration_row(
     targets: Mapping[str, Targets],
     kl_coefs: Mapping[str, float | None],
     stats: Mapping[str, Mapping[str, float]],
+    turns: Mapping[str, int | None],
 ) -> dict[str, float]:
-    """The row of an iteration but for its pace. `stats`: each agent's numbers of its update."""
+    """The row of an iteration but for its pace.
+
+    `stats`: each agent's numbers of its update. `turns`: how many each may have in an episode, None without a limit;
+    the same on all ranks.
+    """
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
         sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
         row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name]))
+        if turns[name] != 1:
+            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout, scores, turns[name]))
         row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
             row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
@@ -169,6 +190,53 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
+
+
+def turn_metrics(
+    episodes: Sequence[Episode], agent: str, rollout: Rollout, scores: Scores, most: int | None
+) -> dict[str, float]:
+    """Numbers of an agent that may have several turns, over all ranks; by turn where there are at `most` few."""
+    read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
+    read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
+    counts = turn_counts(episodes, agent)
+    sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
+    shown = most if most is not None and most <= SHOWN_TURNS else 0
+    own = torch.zeros(len(scores.raw), dtype=torch.long, device=scores.raw.device)
+    own += torch.tensor([len(episode.of(agent)) for episode in episodes], dtype=torch.long, device=own.device)
+    own = own.where(scores.valid, 0)
+    for turn in range(shown):
+        there = own > turn
+        paid = scores.raw[:, turn].double().where(there, 0.0).sum() if turn < scores.raw.shape[1] else 0.0
+        sums += [float(paid), float(there.sum())]
+    total, spoken, tokens, cut, overflow, *by_turn = distributed.all_sum(
+        torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
+    ).tolist()
+    found = {
+        "rollout/turns": spoken / total,
+        "rollout/observation_tokens": tokens / total,
+        "rollout/cut_share": cut / max(spoken, 1.0),
+        "rollout/overflow_share": overflow / total,
+    }
+    for turn in range(shown):
+        paid, there = by_turn[2 * turn : 2 * turn + 2]
+        found[f"score/turn/{turn + 1}"] = paid / there if there else math.nan
+    return found
+
+
+def turn_counts(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
+    """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended."""
+    turns = [turn for episode in episodes for turn in episode.of(agent)]
+    return {
+        "episodes": float(len(episodes)),
+        "turns": float(len(turns)),
+        "cut": float(sum(not turn.completion.finished for turn in turns)),
+        "overflow": float(sum(_overflowed(episode, agent) for episode in episodes)),
+    }
+
+
+def _overflowed(episode: Episode, agent: str) -> bool:
+    """Whether an episode was cut because what the agent was told left it no room to answer."""
+    return episode.truncation == "context" and agent in episode.last_observations and agent not in episode.final
 
 
 def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:

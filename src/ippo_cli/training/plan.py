@@ -12,12 +12,13 @@ import torch
 
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, CriticKind
+from ippo_cli.config.schema import Config, ConversationConfig, CriticKind, WorldConfig
 from ippo_cli.config.text import LINE_WIDTH
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
+from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.launch import external_world_size
 from ippo_cli.training.memory import GIB, Memory
 from ippo_cli.training.preflight import (
@@ -34,6 +35,7 @@ from ippo_cli.training.preflight import (
     this_machine,
     what_cannot_fit,
 )
+from ippo_cli.training.preview import Preview, preview
 from ippo_cli.training.unusual import unusual_start
 
 MIB = 2**20
@@ -42,7 +44,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def show_plan(config: Config) -> None:
-    """Print sizes, batch arithmetic, needs and two rendered prompts per agent. Raises what training would raise."""
+    """Print sizes, batch arithmetic, needs, and prompts or a conversation. Raises what training would raise."""
     outside = external_world_size()
     ranks = outside or config.launch.processes
     machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks))
@@ -57,8 +59,11 @@ def show_plan(config: Config) -> None:
     _show_disk(config, material, ranks)
     _show_time(config, plan, material, ranks)
     _show_missing_weights(config)
-    _show_prompts(config, task, formats)
-    for text in unusual_start(config, plan, task, formats).values():
+    _show_episodes(config, material)
+    _show_prompts(config, task, formats, material)
+    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
+    unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    for text in unusual.values():
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)
     if reason is not None:
@@ -112,7 +117,8 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     _say(
         "",
         f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
-        f"sequences allowed{f'; and {host} in host memory' if memory.host else ''}",
+        f"sequences allowed{f'; the rollout keeps {shown(memory.parked)[0]} of earlier turns' if memory.parked else ''}"
+        f"{f'; and {host} in host memory' if memory.host else ''}",
     )
     if machine.device == "cuda":
         _say(
@@ -153,12 +159,59 @@ def _show_missing_weights(config: Config) -> None:
             print(f"warning: actor.model={source} has no .safetensors file; training needs one")
 
 
-def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> None:
-    """The first prompts as the model reads them, special characters spelled out."""
+def _show_episodes(config: Config, material: Material) -> None:
+    """Who may speak how often, and how much each may read and write; nothing where all are asked once, at once."""
+    if _asks_once(config, material):
+        return
+    world = isinstance(config.task, WorldConfig)
+    parts = [f"task={config.task.kind.value}"]
+    if isinstance(config.task, ConversationConfig):
+        parts.append(f"protocol {config.task.protocol}")
+    for key in ("env_id", "dataset", "environment"):
+        if (value := getattr(config.task, key, None)) is not None:
+            parts.append(str(value))
+    for name, shapes in material.shapes.items():
+        turns = shapes.length.turns
+        parts.append(
+            f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
+        )
+    _say("episodes", ", ".join([*parts, f"{config.task.num_workers} workers"] if world else parts))
+    for name, shapes in material.shapes.items():
+        length = shapes.length
+        again = f", {length.row} in all its turns together" if length.row != length.sequence else ""
+        said = "estimated from what is told first" if world else "what others may write included"
+        _say(
+            f"{name} context",
+            f"{material.contexts[name]} tokens, of which an episode takes {length.sequence} at the most{again}; {said}",
+        )
+
+
+def _asks_once(config: Config, material: Material) -> bool:
+    """Whether every agent is asked once, about the example alone."""
+    turns = {shapes.length.turns for shapes in material.shapes.values()}
+    return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
+
+
+def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: Material) -> None:
+    """What the model reads, special characters spelled out: two first prompts of each agent, or a conversation."""
+    if not _asks_once(config, material):
+        _show_conversation(preview(config, task, formats))
+        return
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
             text = formats[name].text(first_message(name, agent, task.train[row]))
             _say(f"{name} reads", repr(text))
+
+
+def _show_conversation(shown: Preview) -> None:
+    for turn in shown.turns:
+        _say(f"{turn.agent} reads", repr(turn.read))
+        if turn.written is not None:
+            _say(f"{turn.agent} writes", repr(turn.written))
+    if shown.more:
+        _say("", f"... {shown.more} more turn{'' if shown.more == 1 else 's'}")
+    if shown.end:
+        _say("episode", shown.end)
 
 
 def _say(label: str, text: str) -> None:
@@ -178,7 +231,8 @@ def _gib(size: float) -> str:
 def _flops(config: Config, material: Material, agent: str) -> float:
     """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
     shapes = material.shapes[agent]
-    tokens = config.rollout.buffer_size * config.rollout.max_new_tokens
+    turns = shapes.length.turns or 1 if isinstance(config.task, ConversationConfig) else 1  # a world may end early
+    tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
     generated = 2.0 * shapes.actor.parameters * tokens
     trained = (shapes.actor.parameters + critic) * 6.0 * tokens * config.algorithm.ppo_epochs

@@ -38,6 +38,7 @@ from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
+from ippo_cli.training.episode_length import episode_lengths
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
 from ippo_cli.types import Example
 
@@ -113,7 +114,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     """
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
-    shapes: dict[str, AgentShapes] = {}
+    made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
     for name, agent in config.task.agents.items():
         source, revision = str(agent.actor.model if weights is None else weights[name]), agent.actor.revision
@@ -130,12 +131,12 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
         actor = actor_shape(lm)
         if isinstance(agent.critic, ValueHeadCriticConfig):
             actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
-        shapes[name] = AgentShapes(
-            actor=actor,
-            critic=_critic_shape(agent, known, source, revision),
-            context=contexts[name],
-            weights=f"{source}@{revision}",
-        )
+        made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
+    lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
+    shapes = {
+        name: AgentShapes(actor=actor, critic=critic, length=lengths[name], weights=source)
+        for name, (actor, critic, source) in made.items()
+    }
     return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes)
 
 

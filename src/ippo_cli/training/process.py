@@ -31,6 +31,7 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
 from ippo_cli.training.console import Console
+from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.preflight import (
@@ -179,7 +180,9 @@ def build_trainer(
         found = checkpoints.load(state)
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {found}")
-    console.warn(run.note(unusual_start(config, plan, task, formats)))
+    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
+    unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    console.warn(run.note(unusual))
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)

@@ -26,15 +26,16 @@ from ippo_cli.rollout.rows import to_rows
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task
+from ippo_cli.tasks.task import Task, most_turns
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
-from ippo_cli.training.evaluate import Evaluation, evaluate, sample_rows
+from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import iteration_row, pace, prefixed
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
+from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import update
@@ -77,6 +78,7 @@ class Trainer:
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def __post_init__(self) -> None:
+        self.turns = most_turns(self.config.task, self.task.train[0])
         self._reached()
 
     def train(self) -> None:
@@ -149,7 +151,7 @@ class Trainer:
                 name: update(agent, experience.rollouts[name], targets[name], context) for name, agent in agents.items()
             }
         coefs = algorithm.kl_coefs(agents)
-        row = iteration_row(iteration + 1, agents, experience, targets, coefs, stats)
+        row = iteration_row(iteration + 1, agents, experience, targets, coefs, stats, self.turns)
         row |= pace(row, list(agents), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, moments
@@ -200,7 +202,9 @@ class Trainer:
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
         samples = []
         if every > 0 and iteration % every == 0:
-            raw = {name: scores.raw for name, scores in experience.scores.items()}
+            raw = {
+                name: scores.raw.where(~scores.failed[:, None], torch.nan) for name, scores in experience.scores.items()
+            }
             samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
         self._show_samples(f"train_{iteration:08d}", samples)
 

@@ -23,6 +23,7 @@ LAST = 10  # iterations that are averaged
 EARLY = 20  # iterations a critic may be worse than none
 NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # explained
 ALL = 0.99  # a share that is as good as all
+SOME, MANY = 0.05, 0.5  # shares that are told of: of episodes without room, and of turns that were cut
 
 
 def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
@@ -54,7 +55,12 @@ def unused_templates(
 def _truncated(rows: Sequence[Row], config: Config) -> str | None:
     if isinstance(config.task, (LettersConfig, GridConfig)):
         return None  # whose answers are as long as the limit
-    cut = _agents(config, lambda name: rows[-1][f"{name}/rollout/truncated_share"] >= ALL)
+
+    def all_cut(name: str) -> bool:
+        several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well
+        return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= ALL
+
+    cut = _agents(config, all_cut)
     if not cut:
         return None
     return (
@@ -176,6 +182,39 @@ def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
     return f"optimizer steps of {skipped} were left out: their gradients were not finite; try a lower learning_rate"
 
 
+def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
+    shares = {name: rows[-1].get(f"{name}/rollout/overflow_share", 0.0) for name in config.task.agents}
+    names = [name for name, share in shares.items() if share > SOME]
+    if not names:
+        return None
+    return (
+        f"{max(shares.values()):.0%} of episodes were cut: the context of {listed(names)} had no room for a turn; "
+        "lower rollout.max_new_tokens or the number of turns"
+    )
+
+
+def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
+    last = rows[-FIRST:]
+    shares = {
+        name: min(row.get(f"{name}/rollout/cut_share", 0.0) for row in last) if len(last) == FIRST else 0.0
+        for name in config.task.agents
+    }
+    names = [name for name, share in shares.items() if share > MANY]
+    if not names:
+        return None
+    return (
+        f"{max(shares.values()):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
+        f"{config.rollout.max_new_tokens} before they end; raise that, or shorten what is asked for"
+    )
+
+
+def _silent(rows: Sequence[Row], config: Config) -> str | None:
+    silent = _agents(config, lambda name: rows[-1].get(f"{name}/rollout/response_length") == 0)
+    if not silent:
+        return None
+    return f"{silent} wrote nothing in a whole buffer and learns nothing; see samples/, and whom the task asks"
+
+
 def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
     """The agents of whom something is true, in words; empty where it is true of none."""
     names = [name for name in config.task.agents if wanted(name)]
@@ -194,5 +233,8 @@ RULES: dict[str, Callable[[Sequence[Row], Config], str | None]] = {
     "failing_rewards": _failing_rewards,
     "empty_parts": _empty_parts,
     "skipped_steps": _skipped_steps,
+    "overflow": _overflowing,
+    "cut_turns": _cut_turns,
+    "silent": _silent,
 }
 """By the name under which `run.json` keeps what was said."""

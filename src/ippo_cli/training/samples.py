@@ -1,0 +1,67 @@
+"""Episodes as plain data: the lines of `samples/*.jsonl`, and what tables of samples are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ippo_cli.rewards.located import located
+from ippo_cli.types import Episode
+
+# Keys are documented in docs/episodes.md; a file that was written by one version is read by the next.
+
+
+def sample_rows(
+    mode: str, episodes: Sequence[Episode], scores: Mapping[str, Tensor], count: int
+) -> list[dict[str, Any]]:
+    """The first episodes: what each agent was told and wrote in turn, what that was paid, and how it ended.
+
+    `scores` are `[B, K]` by turn, NaN where there are none; what is not known is None.
+    """
+    return [
+        _row(mode, episode, {name: numbers[row].tolist() for name, numbers in scores.items()})
+        for row, episode in enumerate(episodes[:count])
+    ]
+
+
+def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]]) -> dict[str, Any]:
+    left = {name: iter(numbers) for name, numbers in scores.items()}
+    return {
+        "mode": mode,
+        "index": episode.index,
+        "agents": {name: _part(episode, name, numbers) for name, numbers in scores.items()},
+        "turns": [
+            {
+                "agent": turn.agent,
+                "step": turn.step,
+                "observation": turn.observation,
+                "response": turn.completion.text,
+                "cut": not turn.completion.finished,
+                "score": _number(next(left[turn.agent])),
+            }
+            for turn in episode.turns
+        ],
+        "terminated": episode.terminated,
+        "truncation": episode.truncation,
+        "failure": None if episode.failure is None else located(episode.failure),
+        "last_observations": dict(episode.last_observations),
+        "parts": {name: _number(value) for name, value in episode.parts.items()},
+    }
+
+
+def _part(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
+    """What an agent was told and wrote last, and the score of its whole part; None where it never spoke."""
+    own = episode.of(agent)
+    return {
+        "prompt": own[-1].observation if own else None,
+        "response": own[-1].completion.text if own else None,
+        "score": _number(sum(scores)) if own else None,
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no number that is not finite."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,71 @@
+"""What docs/episodes.md shows can be typed: its files are read, its commands compose, its episodes can be played."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from spoken import episode
+
+from ippo_cli.cli.arguments import arguments
+from ippo_cli.config.checks import check
+from ippo_cli.config.files import check_own_files
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import ConversationConfig, ReasoningGymConfig
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.tasks.conversation import prompt_formats
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.preview import preview
+from ippo_cli.training.samples import sample_rows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+FILES = {name: text for name, text in re.findall(r"```\w+\n# (\S+\.(?:yaml|py))\n(.*?)```", PAGE, re.DOTALL)}
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One with all files of the page in it."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: list[str], folder: Path) -> None:
+    for package in ("gymnasium", "pettingzoo", "reasoning_gym"):
+        if f"task={package}" in words and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    overrides = arguments(words)
+    check_own_files(overrides)
+    config = load_config(overrides)
+    check(config, config.launch.processes)
+    build_reward(config.reward, config.task.agents)
+    tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
+    formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
+    shown = preview(config, load_task(config.task, config.seed), formats)
+    assert not shown.end.startswith("failed")
+    assert len(shown.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
+    if isinstance(config.task, ConversationConfig):
+        assert all(turn.written for turn in shown.turns)
+
+
+def test_every_protocol_and_world_has_a_command_and_every_key_of_a_sample_a_line() -> None:
+    typed = " ".join(word for words in COMMANDS for word in words) + "".join(FILES.values())
+    for word in ("sequential", "dialogue", "gymnasium", "pettingzoo", "reasoning_gym", "environment", "task.protocol="):
+        assert word in typed
+    assert {"pass_on.yaml", "talk.yaml", "second_look.py", "guess.py", "brief.py"} == set(FILES)
+    section = PAGE.split("## Samples")[1]
+    [row] = sample_rows("train", [episode()], {}, 1)
+    assert all(f"| `{key}` |" in section for key in row)
+    assert "<!-- results -->" in PAGE
+    assert "<!-- /results -->" in PAGE
