@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from string import printable
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from chats import FAMILIES, tokenizer_of
+from players import model_of
 from reference import Reader, Row, Script, ScriptedWorld, Told, reference_row, replayed, templated
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.load import load_config
@@ -30,35 +30,8 @@ from ippo_cli.tasks.protocols import Dialogue, OwnProtocol, Parallel, Sequential
 from ippo_cli.types import Batch, Rollout
 
 ROWS = 4
-LETTERS = "abcdefgh"  # what models may say: every text of these has one way of being tokenised
 NAMES = ("low", "mid", "high")
 ROLLOUT = load_config([]).rollout
-
-
-def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
-    """A small random model that says letters and stops."""
-    torch.manual_seed(seed)
-    eos = tokenizer.eos_token_id
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=eos,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(6.0)
-    speakable = torch.full((len(tokenizer),), -1e4)
-    speakable[[tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS] + [eos]] = 0.0
-    model.lm_head.register_forward_hook(lambda _, __, logits: logits + speakable)
-    return model
 
 
 def irregular(chance: random.Random, agents: Sequence[str]) -> Script:
