@@ -207,6 +207,7 @@ def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch
     monkeypatch.setattr(playing, "MOST_STEPS", 6)
     found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
     assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
+    assert {len(one.rewards) for one in found} == {6}
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -221,7 +222,7 @@ def test_an_episode_may_end_without_a_word(players: Players, cut: bool) -> None:
 
 
 class Slow(Rounds):
-    seconds = 0.05
+    seconds = 0.1
 
     def length(self, row: int) -> int:
         return 1
@@ -233,7 +234,7 @@ class Slow(Rounds):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_slow_environments_step_beside_each_other(players: Players, streamed: bool) -> None:
-    expected = players.play(Rounds, [0] * 2)
+    players.play(Rounds, [0])  # what is done once in a process is no part of the time
     told: list[int] = []
     listen = (lambda places, _: told.extend(places)) if streamed else None
     began = time.perf_counter()
@@ -241,7 +242,6 @@ def test_slow_environments_step_beside_each_other(players: Players, streamed: bo
     assert time.perf_counter() - began < 64 * Slow.seconds / 2
     assert len(found) == 64
     assert sorted(told) == (list(range(64)) if streamed else [])
-    assert expected[0].turns
 
 
 @pytest.mark.parametrize("phase", ["reset", "step"])
