@@ -51,7 +51,6 @@ def make():
 SHORT = [
     "reward=environment",
     "task=environment",
-    "~task.agents.player",
     "rollout.max_new_tokens=2",
     "rollout.min_new_tokens=2",
     "actor.alphabet=printable",
@@ -61,7 +60,8 @@ SHORT = [
 
 
 def agents(*names: str) -> list[str]:
-    return [f"+task.agents.{name}.template='{{observation}}'" for name in names]
+    made = ",".join(f'{name}:{{template:"{{observation}}"}}' for name in names)
+    return ["~task.agents.player", f"+task.agents={{{made}}}"]
 
 
 @pytest.fixture(scope="module")
