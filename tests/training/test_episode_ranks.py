@@ -94,7 +94,5 @@ def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path, gath
         "the test needs ranks that are through at other times"
     )
     assert one[1]["low/score/failed_share"] > 0, "the test needs an episode that fails"
-        "one episode must fail"
-    )
     for key, value in one[1].items():
         assert found[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
