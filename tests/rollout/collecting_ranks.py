@@ -9,6 +9,7 @@ from typing import Any
 from players import Players, Rounds, said
 
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
+from ippo_cli.config.schema import Zero3Gather
 from ippo_cli.engine import distributed
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.types import Episode, Example
@@ -66,7 +67,7 @@ def results(rows: range) -> dict[str, Any]:
     players, rank = Players("low", "high"), distributed.rank()
     found: dict[str, Any] = {}
     for gather in ("all", "layer"):
-        settings: dict[str, Any] = {"zero3_gather": gather, "continues": rank == 0}
+        settings: dict[str, Any] = {"zero3_gather": Zero3Gather(gather), "continues": rank == 0}
         found[gather] = played(players.play(Uneven, rows, **settings))
         for name, listen in (("mistake", None), ("mistake in the midst", lambda *_: None)):
             found[f"{gather}: {name}"] = raised(
