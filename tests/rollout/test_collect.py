@@ -1,37 +1,368 @@
-"""Asking agents: what is refused before a token is sampled."""
+"""Collecting episodes: what a turn depends on, environments that fail or are slow, and who is told of what is over."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from players import Players, Rounds, said
 
-from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
-from ippo_cli.models.actor import Policy
-from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import task_environments
-from ippo_cli.types import Batch
+from ippo_cli.config.errors import ConfigError, PreemptionRequested
+from ippo_cli.rollout import playing
+from ippo_cli.rollout.generator import Draws
+from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
+from ippo_cli.types import Episode, Example
 
 
-def test_a_prompt_that_fills_the_context_is_an_error_and_no_empty_response(asked: Any, llama: Any) -> None:
-    config = load_config(["task=sorting_solo", "task.agents.solo.template='{letters}'", "rollout.max_new_tokens=4"])
-    policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
-    batch = Batch(examples=[{"letters": "abc"}, {"letters": "abcdef"}], index=torch.arange(2))
+@pytest.fixture(scope="module")
+def players() -> Players:
+    return Players("low", "high")
 
-    def turns(context_limit: int) -> list[int]:
-        config.rollout.context_limit = context_limit
-        generator = HfGenerator({"solo": policy}, config.rollout)
-        formats = {"solo": PromptFormat("solo", asked.tokenizer, max_prompt_tokens=64)}
-        environments = EnvironmentPool(task_environments(config.task))
-        episodes = collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))
-        return [len(episode.turns[0].completion.ids) for episode in episodes]
 
-    assert turns(7)[1] == 1
-    with pytest.raises(ConfigError, match=r"agent solo's prompt of 6 tokens, which leaves no room .* context of 6"):
-        turns(6)
+@pytest.fixture(scope="module")
+def expected(players: Players) -> list[Episode]:
+    """Eight episodes of one to three rounds."""
+    return players.play(Rounds)
+
+
+def same(found: Episode, wanted: Episode) -> None:
+    """Equal tokens; log-probabilities up to what the rows beside them do to a rounding."""
+    assert said(found) == said(wanted)
+    assert (found.index, found.rewards, found.terminated) == (wanted.index, wanted.rewards, wanted.terminated)
+    for one, other in zip(found.turns, wanted.turns, strict=True):
+        torch.testing.assert_close(one.completion.logprobs, other.completion.logprobs, atol=1e-5, rtol=0)
+
+
+class Unlike(Rounds):
+    """Other rows than 2 and 4 have other lengths."""
+
+    def length(self, row: int) -> int:
+        return super().length(row) if row in (2, 4) else 1 + (row + 1) % 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decode_batch_size": 1},
+        {"decode_batch_size": 3, "continues": True},
+        {"decode_batch_size": 16, "continues": True},
+        {"rows": [2, 4]},
+        {"rows": [4, 7, 2, 0]},
+        {"rows": [2, 100, 101, 102, 103, 104, 4], "workers": 4},
+        {"make": Unlike},
+        {"make": Unlike, "continues": True},
+    ],
+)
+def test_a_turn_depends_on_no_batch_no_rank_and_no_other_episode(
+    players: Players, expected: list[Episode], changes: dict[str, Any]
+) -> None:
+    found = {one.index: one for one in players.play(**{"make": Rounds, **changes})}
+    for row in (2, 4):
+        assert len(expected[row].turns) == 2 * (1 + row % 3)
+        same(found[row], expected[row])
+
+
+@pytest.mark.parametrize("draws", [Draws(seed=4, purpose="train/1"), Draws(seed=3, purpose="train/2")])
+def test_a_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: Draws) -> None:
+    found = players.play(Rounds, draws=draws)
+    assert all(said(one) != said(other) for one, other in zip(found, expected, strict=True))
+
+
+class Deaf(Rounds):
+    """Tells everybody the same, whatever the row and the round."""
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def told(self) -> dict[str, str]:
+        return {agent: "?" for agent in self.agents}
+
+
+def test_a_turn_depends_on_agent_index_and_turn() -> None:
+    players = Players("low", "high", history="latest")
+    players.policies["high"].policy = players.policies["low"].policy
+    answers = {
+        (turn.agent, episode.index, turn.step): turn.completion.text
+        for episode in players.play(Deaf)
+        for turn in episode.turns
+    }
+    assert len(answers) == 2 * 8 * 3
+    # The same model reads the same text: all else equal, all would say the same.
+    for axis in range(3):
+        along: dict[Any, set[str]] = {}
+        for place, text in answers.items():
+            along.setdefault((*place[:axis], *place[axis + 1 :]), set()).add(text)
+        assert sum(len(texts) > 1 for texts in along.values()) > len(along) / 2
+
+
+class Failing(Rounds):
+    """Row 1 cannot begin, row 2 fails at its second step, and others do what no environment may."""
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        told = super().reset(example, seed)
+        match self.row:
+            case 1:
+                raise OSError("no board")
+            case 3:
+                return {}
+            case 4:
+                return {"low": 7, "high": "x"}  # type: ignore[dict-item]
+        return told
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        if self.number != 2:
+            return step
+        match self.row:
+            case 2:
+                raise ValueError("no such move")
+            case 5:
+                return Step(observations={"nobody": "hello", **step.observations})
+            case 6:
+                return Step(observations={})
+            case 7:
+                return Step(observations={"low": None})  # type: ignore[dict-item]
+            case 8:
+                return Step(observations=None)  # type: ignore[arg-type]
+            case 9:
+                return (step.observations, 0.0, False, False, {})  # type: ignore[return-value]
+            case 10:
+                return Step(observations=step.observations, rewards={"low": "much"})  # type: ignore[dict-item]
+            case 11:
+                return Step(observations={"nobody": "bye"}, truncated=True)
+        return step
+
+
+class Long(Rounds):
+    def length(self, row: int) -> int:
+        return 3
+
+
+FAILURES = {
+    1: "no board",
+    2: "no such move",
+    3: "tells nobody anything at first",
+    4: "told low 7, which is no text",
+    5: "tells 'nobody' something; agents are low high",
+    6: "goes on and tells nobody anything",
+    7: "told low None, which is no text",
+    8: "'NoneType'",
+    9: "'tuple'",
+    10: "could not convert string to float",
+    11: "tells 'nobody' something",
+}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_environment_that_fails_costs_its_own_episode_and_no_other(
+    players: Players, workers: int, streamed: bool
+) -> None:
+    rows, told = range(14), []
+    made: list[Failing] = []
+    closed: list[Any] = []
+
+    class Noted(Failing):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    pool = EnvironmentPool(Noted, workers=workers)
+    listen = (lambda places, _: told.extend(places)) if streamed else None
+    found = players.play(pool, rows, on_episodes=listen)
+    expected = players.play(Long, rows)
+    for row, episode in enumerate(found):
+        if row not in FAILURES:
+            assert episode.failure is None
+            same(episode, expected[row])
+            continue
+        assert FAILURES[row] in str(episode.failure)
+        assert not episode.terminated
+        spoken = said(episode)
+        assert spoken == said(expected[row])[: len(spoken)], "what was said before it failed stays"
+        assert len(spoken) == (0 if row in (1, 3, 4) else 4)
+    assert len(closed) == len(FAILURES), "an environment that failed is not used again"
+    assert len(pool._idle) == len(rows) - len(FAILURES)
+    assert sorted(told) == ([0, 12, 13] if streamed else [])
+
+
+class Endless(Rounds):
+    def length(self, row: int) -> int:
+        return 1 << 30
+
+
+def test_an_environment_that_never_ends_is_cut_by_the_context(players: Players) -> None:
+    found = players.play(Endless, range(3), context_limit=40)
+    assert {one.truncation for one in found} == {"context"}
+    for one in found:
+        assert not one.terminated
+        assert one.failure is None
+        assert all(len(turn.prompt) + len(turn.completion.ids) <= 40 for turn in one.turns)
+        known = {turn.agent: len(turn.prompt) + len(turn.completion.ids) for turn in one.turns}
+        assert any(length + len(one.last_observations["low"]) >= 40 for length in known.values())
+
+
+def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "MOST_STEPS", 6)
+    found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
+    assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
+    assert {len(one.rewards) for one in found} == {6}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_episode_may_end_without_a_word(players: Players, cut: bool) -> None:
+    class Silent(Rounds):
+        def step(self, actions: Mapping[str, Action]) -> Step:
+            return Step(observations={}, terminated=not cut, truncated=cut)
+
+    for one in players.play(Silent, range(3)):
+        assert (one.terminated, one.truncation, one.failure) == (not cut, "environment" if cut else "", None)
+        assert one.final == one.last_observations == {}
+
+
+class Slow(Rounds):
+    seconds = 0.1
+
+    def length(self, row: int) -> int:
+        return 1
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        time.sleep(self.seconds)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_slow_environments_step_beside_each_other(players: Players, streamed: bool) -> None:
+    players.play(Rounds, [0])  # what is done once in a process is no part of the time
+    told: list[int] = []
+    listen = (lambda places, _: told.extend(places)) if streamed else None
+    began = time.perf_counter()
+    found = players.play(Slow, range(64), workers=16, on_episodes=listen, decode_batch_size=64, max_new_tokens=1)
+    assert time.perf_counter() - began < 64 * Slow.seconds / 2
+    assert len(found) == 64
+    assert sorted(told) == (list(range(64)) if streamed else [])
+
+
+@pytest.mark.parametrize("phase", ["reset", "step"])
+def test_whoever_is_asked_to_leave_waits_for_no_environment_and_closes_none_at_work(
+    players: Players, phase: str
+) -> None:
+    over, closed_at_work = threading.Event(), []
+
+    class Asleep(Rounds):
+        at_work = False
+
+        def rest(self, where: str) -> None:
+            if where == phase:
+                self.at_work = True
+                if self.row == 0:
+                    time.sleep(0.05)  # others are shared with threads from then on
+                else:
+                    over.wait(20)
+                self.at_work = False
+
+        def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+            self.row = example["row"]
+            self.rest("reset")
+            return super().reset(example, seed)
+
+        def step(self, actions: Mapping[str, Action]) -> Step:
+            self.rest("step")
+            return super().step(actions)
+
+        def close(self) -> None:
+            closed_at_work.append(self.at_work)
+
+    began = time.perf_counter()
+
+    def poll() -> None:
+        if time.perf_counter() - began > 0.4:
+            raise PreemptionRequested
+
+    with pytest.raises(PreemptionRequested):
+        players.play(Asleep, range(12), workers=4, poll=poll)
+    assert time.perf_counter() - began < 5
+    over.set()
+    assert closed_at_work
+    assert not any(closed_at_work)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("phase", ["reset", "step"])
+def test_a_mistake_in_the_configuration_is_no_failed_episode(players: Players, phase: str, streamed: bool) -> None:
+    class Mistaken(Rounds):
+        def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+            return self.checked("reset", super().reset(example, seed))
+
+        def step(self, actions: Mapping[str, Action]) -> Step:
+            return self.checked("step", super().step(actions))
+
+        def checked(self, where: str, result: Any) -> Any:
+            if where == phase and self.row == 2:
+                raise ConfigError("task.agents.low.template='{x}'", "names a field", "name another")
+            return result
+
+    with pytest.raises(ConfigError, match="names a field"):
+        players.play(Mistaken, on_episodes=(lambda *_: None) if streamed else None)
+
+
+class InTurn(Rounds):
+    """One agent after the other."""
+
+    def told(self) -> dict[str, str]:
+        return {self.agents[self.number % 2]: f"{self.row}.{self.number}:"}
+
+
+@pytest.mark.parametrize("make", [Rounds, InTurn])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_everybody_is_told_once_of_what_is_over(players: Players, make: Callable[[], Any], workers: int) -> None:
+    told: list[Episode] = []
+    counts: list[int] = []
+
+    def listen(places: list[int], episodes: list[Episode]) -> None:
+        assert [one.index for one in episodes] == places
+        told.extend(episodes)
+        counts.append(len(told))
+
+    found = players.play(make, workers=workers, on_episodes=listen)
+    assert sorted(one.index for one in told) == list(range(8))
+    assert counts[0] < 8, "the first are told of while others go on"
+    for one in told:
+        assert said(one) == said(found[one.index])
+        assert (one.final, one.rewards) == (found[one.index].final, found[one.index].rewards)
+    for one, other in zip(found, players.play(make), strict=True):
+        same(one, other)
+
+
+def test_an_episode_that_is_cut_is_told_of_with_its_last_words(players: Players) -> None:
+    class Cut(Rounds):
+        def step(self, actions: Mapping[str, Action]) -> Step:
+            step = super().step(actions)
+            return Step(observations=self.told(), truncated=step.terminated)
+
+    told: dict[int, Episode] = {}
+    found = players.play(Cut, on_episodes=lambda places, episodes: told.update(zip(places, episodes, strict=True)))
+    assert sorted(told) == list(range(8))
+    for row, one in told.items():
+        assert one.final == found[row].final
+        assert one.final.keys() == {"low", "high"}
+
+
+def test_a_prompt_that_fills_the_context_is_an_error_and_no_empty_response(players: Players) -> None:
+    class Wordy(Rounds):
+        def told(self) -> dict[str, str]:
+            return {"low": "x" * (3 + 3 * (self.row == 1)), "high": "x"}
+
+    found = players.play(Wordy, range(2), context_limit=7, max_new_tokens=4)
+    assert len(found[1].turns[0].completion.ids) == 1
+    with pytest.raises(ConfigError, match=r"agent low's prompt of 6 tokens, which leaves no room .* context of 6"):
+        players.play(Wordy, range(2), context_limit=6, max_new_tokens=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.generator import Draws, Generator
 from ippo_cli.rollout.playing import Playing
@@ -36,11 +36,14 @@ def collect(
     as truncated where a later prompt leaves no room for an answer in an agent's context; where a first one does not,
     that is a `ConfigError`.
 
-    `poll` is called while slow environments are waited for, and may raise. With `on_episodes` environments take their
-    steps as soon as their agents have answered, and what is over is told of while others are still being written.
+    `poll` is called while slow environments are waited for, and may raise. `on_episodes` is told of episodes that are
+    over while others go on: after each step; and where environments have one worker, which are those that answer at
+    once, in the midst of it, since each of them then takes its step as soon as its agents have answered.
     """
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    playing = [Playing(place, example, index) for place, (example, index) in enumerate(rows)]
+    playing = [Playing(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
+    streaming = None if on_episodes is None else _Streaming(on_episodes)
+    early = streaming if environments.workers == 1 else None  # decoding waits for whatever is done in its midst
     limits = {agent: generator.context_limit(agent) for agent in formats}
     generator.forget()
     try:
@@ -53,13 +56,17 @@ def collect(
                 if not distributed.any_rank(bool(asked)):
                     continue
                 requests = [one.request(agent) for one in asked]
-                listen = None if on_episodes is None else partial(_stream, asked, agent, on_episodes)
+                listen = None if early is None else partial(early.take, asked, agent)
                 completions = generator.generate(agent, requests, draws, on_finished=listen)
                 for one, completion in zip(asked, completions, strict=True):
                     one.take(agent, completion)
             with distributed.failing_together():
+                if streaming is not None and streaming.mistake is not None:
+                    raise streaming.mistake
                 each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
                 _tell(playing, formats, limits)
+                if streaming is not None:
+                    streaming.tell(playing)
     finally:
         generator.forget()
         for one in playing:
@@ -67,30 +74,42 @@ def collect(
     return [one.episode() for one in playing]
 
 
-def _stream(
-    asked: Sequence[Playing],
-    agent: str,
-    on_episodes: OnEpisodes,
-    places: Sequence[int],
-    completions: Sequence[Completion],
-) -> None:
-    """Take answers while others are still being written; environments that have them all take their step."""
-    over: list[Playing] = []
-    for place, completion in zip(places, completions, strict=True):
-        one = asked[place]
-        one.take(agent, completion)
-        if one.answered:
-            one.step()
-            if one.over and one.failure is None:
-                over.append(one)
-    if over:
-        on_episodes([one.place for one in over], [one.episode() for one in over])
+class _Streaming:
+    """Tells of episodes that are over, of each once, while others go on. A failed one is not told of."""
+
+    def __init__(self, on_episodes: OnEpisodes) -> None:
+        self._on_episodes = on_episodes
+        self._told: set[int] = set()  # places
+        self.mistake: IppoError | None = None  # met in the midst of decoding, where other ranks cannot be told of it
+
+    def take(
+        self, asked: Sequence[Playing], agent: str, places: Sequence[int], completions: Sequence[Completion]
+    ) -> None:
+        """Take answers while others are still being written; environments that have them all take their step."""
+        stepped: list[Playing] = []
+        for place, completion in zip(places, completions, strict=True):
+            one = asked[place]
+            one.take(agent, completion)
+            if one.answered:
+                try:
+                    one.step()
+                except IppoError as error:
+                    self.mistake = self.mistake or error
+                    continue
+                stepped.append(one)
+        # Those that were told something at their end have not read it yet.
+        self.tell([one for one in stepped if not one.told])
+
+    def tell(self, playing: Sequence[Playing]) -> None:
+        """Tell of those that are over."""
+        over = [one for one in playing if one.over and one.failure is None and one.place not in self._told]
+        self._told.update(one.place for one in over)
+        if over:
+            self._on_episodes([one.place for one in over], [one.episode() for one in over])
 
 
 def _tell(playing: Sequence[Playing], formats: Mapping[str, PromptFormat], limits: Mapping[str, int]) -> None:
     """Put what environments said into their agents' prompts, of all episodes together; end those without room."""
-    for one in playing:
-        one.refuse_strangers(formats)
     told = [one for one in playing if one.told]
     for agent, prompt_format in formats.items():
         reading = [one for one in told if agent in one.told]

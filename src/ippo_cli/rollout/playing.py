@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ippo_cli.config.errors import IppoError
@@ -23,6 +24,7 @@ class Playing:
     place: int  # among this rank's
     example: Example
     index: int
+    agents: Collection[str]  # who may be told something
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)  # by the environment, and in no prompt yet
@@ -35,6 +37,7 @@ class Playing:
     last: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
+    busy: bool = False  # whether its environment is at work, in whatever thread
 
     @property
     def over(self) -> bool:
@@ -48,13 +51,11 @@ class Playing:
 
     def reset(self, environments: EnvironmentPool, draws: Draws) -> None:
         """Begin; an environment that cannot fails the episode."""
-        try:
+        with self._failing():
             self.environment = environments.take()
-            self.told = _texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
-        except IppoError:  # a mistake in the configuration, which no episode would survive
-            raise
-        except Exception as error:
-            self._fail(error)
+            self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
+            if not self.told:
+                raise RuntimeError("the environment tells nobody anything at first, so that nobody can act")
 
     def request(self, agent: str) -> Request:
         """What an agent is to continue."""
@@ -79,29 +80,20 @@ class Playing:
         """Let the environment answer; one that cannot fails the episode."""
         assert self.environment is not None
         actions, self.actions = self.actions, {}
-        try:
-            self.last = self.environment.step(actions)
-            self.rewards.append({agent: float(number) for agent, number in self.last.rewards.items()})
-            self.parts |= self.last.parts
-            self.told = _texts(self.last.observations)
-            if not self.over and len(self.rewards) >= MOST_STEPS:
+        with self._failing():
+            step = self.environment.step(actions)
+            told = self._texts(step.observations)
+            self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
+            self.parts |= step.parts
+            ended = step.terminated or step.truncated
+            if not ended and len(self.rewards) >= MOST_STEPS:
                 raise RuntimeError(f"the environment has not ended after {MOST_STEPS} steps")
-            if not self.over and not self.told:
+            if not ended and not told:
                 raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
-        except IppoError:
-            raise
-        except Exception as error:
-            self._fail(error)
-            return
-        if self.last.truncated and not self.last.terminated:
-            self.truncation = "environment"
-        if self.last.terminated:
-            self.told = {}  # nobody reads on
-
-    def refuse_strangers(self, agents: Collection[str]) -> None:
-        """Fail where the environment talks to somebody who is no agent."""
-        if strangers := sorted(set(self.told) - set(agents)):
-            self._fail(ValueError(f"the environment tells {strangers[0]!r} something; agents are {' '.join(agents)}"))
+            self.last = step
+            self.told = {} if step.terminated else told  # nobody reads on
+            if step.truncated and not step.terminated:
+                self.truncation = "environment"
 
     def last_completion(self, agent: str) -> Completion:
         """What an agent wrote last."""
@@ -121,7 +113,7 @@ class Playing:
 
     def leave(self, environments: EnvironmentPool) -> None:
         """Hand the environment back; one that failed, or is in the middle of something, is not used again."""
-        if self.environment is not None:
+        if self.environment is not None and not self.busy:  # what a thread that was left behind is in is left to it
             environments.give_back(self.environment, usable=self.over and self.failure is None)
             self.environment = None
 
@@ -141,19 +133,29 @@ class Playing:
             parts=self.parts,
         )
 
-    def _fail(self, error: Exception) -> None:
-        self.failure, self.told, self.actions = error, {}, {}
-        self.waits_for.clear()
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What the environment raises inside fails the episode."""
+        self.busy = True
+        try:
+            yield
+        except IppoError:  # a mistake in the configuration, which no episode would survive
+            raise
+        except Exception as error:
+            self.failure, self.told = error, {}
+        finally:
+            self.busy = False
+
+    def _texts(self, observations: Mapping[str, str]) -> Mapping[str, str]:
+        for agent, text in observations.items():
+            if agent not in self.agents:
+                raise ValueError(f"the environment tells {agent!r} something; agents are {' '.join(self.agents)}")
+            if not isinstance(text, str):
+                raise TypeError(f"the environment told {agent} {text!r:.60}, which is no text")
+        return dict(observations)
 
 
 def environment_seed(draws: Draws, index: int) -> int:
     """The seed of an episode's environment, below 2**31: a function of (seed, purpose, index)."""
     name = f"{draws.seed}/{draws.purpose}/environment/{index}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1
-
-
-def _texts(observations: Mapping[str, str]) -> Mapping[str, str]:
-    for agent, text in observations.items():
-        if not isinstance(text, str):
-            raise TypeError(f"the environment told {agent} {text!r:.60}, which is no text")
-    return dict(observations)

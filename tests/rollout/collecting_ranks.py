@@ -1,0 +1,94 @@
+"""One rank of test_collecting_ranks.py: what it prints as JSON is looked at there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from players import Players, Rounds, said
+
+from ippo_cli.config.errors import ConfigError, PreemptionRequested
+from ippo_cli.config.schema import Zero3Gather
+from ippo_cli.engine import distributed
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.types import Episode, Example
+
+HELD = [range(6), range(6, 8)]  # by rank
+FIRST_OF_LAST = HELD[1][0]
+
+
+class Uneven(Rounds):
+    """The second rank's episodes are over long before the first one's; one of them fails."""
+
+    def length(self, row: int) -> int:
+        return 4 if row in HELD[0] else 1 + row % 2
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        told = super().reset(example, seed)
+        if self.row == FIRST_OF_LAST:
+            raise OSError("no board")
+        return told
+
+
+class Mistaken(Rounds):
+    """A mistake in the configuration that one rank meets alone, in its second round."""
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        if self.row == FIRST_OF_LAST and self.number == 1:
+            raise ConfigError("task.agents.low.template='{x}'", "names a field", "name another")
+        return super().step(actions)
+
+
+def played(episodes: Sequence[Episode]) -> list[Any]:
+    return [
+        [
+            str(one.failure or ""),
+            said(one),
+            [turn.completion.logprobs.tolist() for turn in one.turns],
+            [dict(paid) for paid in one.rewards],
+        ]
+        for one in episodes
+    ]
+
+
+def raised(work: Any) -> str:
+    try:
+        work()
+    except (Exception, PreemptionRequested) as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def results(rows: range) -> dict[str, Any]:
+    players, rank = Players("low", "high"), distributed.rank()
+    found: dict[str, Any] = {}
+    for gather in ("all", "layer"):
+        settings: dict[str, Any] = {"zero3_gather": Zero3Gather(gather), "continues": rank == 0}
+        found[gather] = played(players.play(Uneven, rows, **settings))
+        for name, listen in (("mistake", None), ("mistake in the midst", lambda *_: None)):
+            found[f"{gather}: {name}"] = raised(
+                lambda listen=listen, settings=settings: players.play(Mistaken, rows, on_episodes=listen, **settings)
+            )
+        calls = 0
+
+        def poll() -> None:
+            nonlocal calls
+            calls += 1
+            if rank == 1 and calls == 3:
+                raise PreemptionRequested
+
+        found[f"{gather}: asked to leave"] = raised(
+            lambda settings=settings, poll=poll: players.play(Uneven, rows, poll=poll, **settings)
+        )
+    return found
+
+
+if __name__ == "__main__":
+    distributed.init(device="cpu", timeout_s=60)
+    found = results(HELD[distributed.rank()])
+    distributed.shutdown()
+    print(json.dumps(found))

@@ -1,0 +1,114 @@
+"""Small models that say letters, and worlds they play in. Tests import this file by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from string import printable
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.load import load_config
+from ippo_cli.models.actor import Policy
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.generator import Draws, HfGenerator
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
+from ippo_cli.types import Batch, Episode, Example
+
+LETTERS = "abcdefgh"  # what models may say: every text of these has one way of being tokenised
+ROLLOUT = load_config(["rollout.max_new_tokens=5", "rollout.decode_batch_size=4"]).rollout
+DRAWS = Draws(seed=3, purpose="train/1")
+TOKENIZER = character_tokenizer(printable)
+
+
+def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+    """A small random model that says letters and stops."""
+    torch.manual_seed(seed)
+    eos = tokenizer.eos_token_id
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=eos,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(6.0)
+    speakable = torch.full((len(tokenizer),), -1e4)
+    speakable[[tokenizer.convert_tokens_to_ids(letter) for letter in LETTERS] + [eos]] = 0.0
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits + speakable)
+    return model
+
+
+class Players:
+    """Agents with models of their own, who may play any number of times."""
+
+    def __init__(self, *names: str, history: str = "prefix") -> None:
+        self.policies = {
+            name: FrozenAgent(name=name, tokenizer=TOKENIZER, policy=Policy(model_of(TOKENIZER, seed)).eval())
+            for seed, name in enumerate(names)
+        }
+        self.formats = {name: PromptFormat(name, TOKENIZER, max_prompt_tokens=300, history=history) for name in names}
+
+    def play(
+        self,
+        make: Callable[[], Environment],
+        rows: Sequence[int] = range(8),
+        *,
+        workers: int = 1,
+        continues: bool = False,
+        draws: Draws = DRAWS,
+        poll: Any = None,
+        on_episodes: Any = None,
+        **rollout: Any,
+    ) -> list[Episode]:
+        """Episodes about the rows of these numbers."""
+        generator = HfGenerator(self.policies, replace(ROLLOUT, **rollout), continues=continues)
+        batch = Batch(examples=[{"row": row} for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
+        pool = make if isinstance(make, EnvironmentPool) else EnvironmentPool(make, workers=workers)
+        return collect(pool, self.formats, batch, generator, draws, poll=poll, on_episodes=on_episodes)
+
+
+class Rounds:
+    """All agents act at once, `length(row)` times."""
+
+    agents: Sequence[str] = ("low", "high")
+
+    def length(self, row: int) -> int:
+        return 1 + row % 3
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.row, self.number = example["row"], 0
+        return self.told()
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.number += 1
+        over = self.number >= self.length(self.row)
+        paid = {agent: float(action.text.count("a")) for agent, action in actions.items()}
+        return Step(observations={} if over else self.told(), rewards=paid, terminated=over)
+
+    def told(self) -> dict[str, str]:
+        return {agent: f"{self.row}.{self.number}:" for agent in self.agents}
+
+    def close(self) -> None:
+        pass
+
+
+def said(episode: Episode) -> list[Any]:
+    """All that was read and written in an episode."""
+    return [
+        (turn.agent, turn.step, turn.observation, turn.prompt, turn.completion.ids.tolist(), turn.completion.finished)
+        for turn in episode.turns
+    ]

@@ -1,0 +1,235 @@
+"""Rows of episodes, slowly: rebuilt from what was said. Tests import this file by its path.
+
+A `Script` says who is told what after the rounds so far. From it, the texts of finished episodes and the tokenizer,
+`reference_row` writes down every conversation as text, tokenises it afresh, and asks the model one forward per token:
+without padding, without a cache, and without any code of the rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.types import Episode, Example
+
+Round = Mapping[str, str]  # agent -> what it said
+Words = Callable[[str, str, int], str]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What follows from some rounds."""
+
+    observations: Mapping[str, str]
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+
+
+Script = Callable[[Example, Sequence[Round]], Told]
+
+
+class ScriptedWorld:
+    """An environment that does what a script says."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.example, self.rounds = example, []
+        return self.script(example, []).observations
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.rounds.append({agent: action.text for agent, action in actions.items()})
+        told = self.script(self.example, self.rounds)
+        return Step(
+            observations=told.observations,
+            rewards=told.rewards,
+            terminated=told.terminated,
+            truncated=told.truncated,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def templated(
+    templates: Mapping[str, tuple[str, str]], speakers: Callable[[int], Sequence[str]], rounds: int
+) -> Script:
+    """The script of a protocol: `speakers(r)` speak in round r, told by their first and by their later template."""
+
+    def script(example: Example, said: Sequence[Round]) -> Told:
+        if len(said) == rounds:
+            return Told({}, terminated=True)
+        flat = [(name, one[name]) for one in said for name in templates if name in one]
+        return Told({name: message(name, example, flat) for name in speakers(len(said))})
+
+    def message(agent: str, example: Example, said: Sequence[tuple[str, str]]) -> str:
+        own = [place for place, (name, _) in enumerate(said) if name == agent]
+        heard = [line for line in said[own[-1] + 1 if own else 0 :] if line[0] != agent]
+        text = templates[agent][1 if own else 0]
+        for word, meant in {"turn": str(len(own) + 1), "transcript": lines(said), "heard": lines(heard)}.items():
+            text = text.replace("{" + word + "}", meant)
+        for name, what in said:  # the last one counts
+            text = text.replace("{agents." + name + "}", dict(said).get(name, what))
+        return text.replace("{q}", example["q"])
+
+    def lines(said: Sequence[tuple[str, str]]) -> str:
+        return "\n".join(f"{name}: {what}" for name, what in said)
+
+    return script
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How one agent reads and is read."""
+
+    agent: str
+    tokenizer: Any
+    model: Any
+    chat: bool
+    system: str | None
+    history: str  # prefix | turns | latest
+    context: int
+    temperature: float
+    top_k: int
+    stop_string: str
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def answer(self, text: str, finished: bool) -> list[int]:
+        """What was written: a stop token at the end where that, and no stop string, ended it."""
+        by_string = bool(self.stop_string) and self.stop_string in text
+        return self.ids(text) + ([self.tokenizer.eos_token_id] if finished and not by_string else [])
+
+    def prompt(self, told: Sequence[str], said: Sequence[tuple[str, bool]]) -> list[int]:
+        """What is read after the last of what was told, from texts alone."""
+        if self.history == "latest":
+            told, said = told[-1:], []
+        if not self.chat:
+            ids = self.tokenizer(told[0]).input_ids
+            for answer, text in zip(said, told[1:], strict=True):
+                ids = ids + self.answer(*answer) + self.ids(text)
+            return ids
+        messages = [{"role": "system", "content": self.system}] if self.system is not None else []
+        messages += [{"role": "user", "content": told[0]}]
+        for (answer, _), text in zip(said, told[1:], strict=True):
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+        written = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.ids(written)
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[tuple[float, float]]:
+        """Of every token of an answer, by the policy and by what it was drawn from; one forward for each."""
+        found = []
+        for place, token in enumerate(answer):
+            read = torch.tensor([[*prompt, *answer[:place]]])
+            logits = self.model(input_ids=read, use_cache=False).logits[0, -1].float() / self.temperature
+            kept = logits
+            if self.top_k:
+                kept = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], -torch.inf)
+            found.append((float(logits.log_softmax(-1)[token]), float(kept.log_softmax(-1)[token])))
+        return found
+
+
+@dataclass
+class Row:
+    """What a row of a rollout must be, without its padding."""
+
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    behavior: list[float] = field(default_factory=list)
+    detached: list[tuple[int, list[int]]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # by turn
+    finished: bool = False
+    text: str = ""
+
+    def read(self, known: list[int], prompt: list[int]) -> None:
+        """What the agent read after what it knew, before it wrote again."""
+        if prompt[: len(known)] != known:
+            self.detached.append((len(self.ids), prompt))
+            return
+        self.add(prompt[len(known) :], -1, [(0.0, 0.0)] * (len(prompt) - len(known)))
+
+    def add(self, ids: list[int], turn: int, logprobs: Sequence[tuple[float, float]]) -> None:
+        self.ids += ids
+        self.turn += [turn] * len(ids)
+        self.logprobs += [own for own, _ in logprobs]
+        self.behavior += [drawn for _, drawn in logprobs]
+
+
+@dataclass
+class Replay:
+    """An episode played again with what was said in it, and how it ended."""
+
+    told: dict[str, list[str]]  # what each agent was told, in turn; the last one unanswered where it was cut
+    said: dict[str, list[tuple[str, bool]]]  # text and whether it ended by itself
+    steps: dict[str, list[int]]
+    rewards: list[Mapping[str, float]]
+    terminated: bool = False
+    truncation: str = ""
+
+
+def replayed(script: Script, episode: Episode, readers: Mapping[str, Reader]) -> Replay:
+    """Every observation of an episode from its texts, and where it must have ended."""
+    found = Replay({name: [] for name in readers}, {name: [] for name in readers}, {name: [] for name in readers}, [])
+    spoken = iter(episode.turns)
+    rounds: list[Round] = []
+    told = script(episode.example, rounds)
+    while True:
+        found.terminated = told.terminated
+        if told.terminated:
+            break
+        for name, text in told.observations.items():
+            found.told[name].append(text)
+        room = {
+            name: len(readers[name].prompt(found.told[name], found.said[name])) < readers[name].context
+            for name in told.observations
+        }
+        found.truncation = "environment" if told.truncated else "" if all(room.values()) else "context"
+        if found.truncation:
+            for name in told.observations:
+                if not room[name]:
+                    found.told[name].pop()
+            break
+        now = {}
+        for name in (name for name in readers if name in told.observations):
+            turn = next(spoken)
+            assert (turn.agent, turn.step, turn.observation) == (name, len(rounds), told.observations[name])
+            now[name] = turn.completion.text
+            found.said[name].append((turn.completion.text, turn.completion.finished))
+            found.steps[name].append(len(rounds))
+        rounds.append(now)
+        told = script(episode.example, rounds)
+        found.rewards.append(told.rewards)
+    assert next(spoken, None) is None, "more was said than there was time for"
+    return found
+
+
+def reference_row(replay: Replay, reader: Reader, *, cut_answers_are_unfinished: bool) -> Row:
+    """One agent's row. An agent that said nothing reads one token."""
+    told, said, steps = (part[reader.agent] for part in (replay.told, replay.said, replay.steps))
+    if not said:
+        return Row([0], finished=replay.terminated)
+    prompts = [reader.prompt(told[: turn + 1], said[:turn]) for turn in range(len(told))]
+    answers = [reader.answer(*one) for one in said]
+    row = Row(prompts[0], text=said[-1][0])
+    for turn, answer in enumerate(answers):
+        if turn:
+            row.read(prompts[turn - 1] + answers[turn - 1], prompts[turn])
+        row.add(answer, turn, reader.logprobs(prompts[turn], answer))
+    if len(prompts) > len(answers):
+        row.read(prompts[len(answers) - 1] + answers[-1], prompts[-1])
+    row.rewards = [0.0] * len(said)
+    for step, paid in enumerate(replay.rewards):
+        before = [turn for turn, own in enumerate(steps) if own <= step]
+        row.rewards[before[-1] if before else 0] += paid.get(reader.agent, 0.0)
+    row.finished = replay.terminated and (said[-1][1] or not cut_answers_are_unfinished)
+    return row
