@@ -59,6 +59,19 @@ FROM_SCRATCH = (
     "evaluation.every=10",
 )
 
+FROM_LITTLE = (
+    "algorithm=ppo",
+    "algorithm.ppo_epochs=4",
+    "actor.hidden_size=64",
+    "actor.num_layers=1",
+    "actor.learning_rate=2e-3",
+    "actor.warmup_iterations=2",
+    "critic.learning_rate=5e-3",
+    "rollout.buffer_size=256",
+    "rollout.max_new_tokens=2",
+    "evaluation.every=10",
+)
+
 
 def tabular(name: str, which: str, turns: int = 32) -> float:
     """What `random` or `optimal` play earns in a world of `play.TABULAR`."""
@@ -106,18 +119,20 @@ PROOFS: dict[str, Proof] = {
         common=(
             "task=relay",
             "reward.match=exact",
-            "algorithm=ppo",
-            "num_iterations=60",
-            "evaluation.every=10",
-            "rollout.max_new_tokens=2",
+            *FROM_LITTLE,
+            "num_iterations=40",
         ),
         ways={"sequential": (), "parallel": PARALLEL},
         references=(("the best without hearing", relay_bound), SOLVED),
     ),
     "ladder": Proof(
         about="five turns, each paid when it is made",
-        common=("task=ladder", "algorithm=ppo", "num_iterations=60", "evaluation.every=10", "rollout.max_new_tokens=2"),
-        ways={"credit by token": ("algorithm.credit=token",), "credit by turn": ("algorithm=turn_ppo",)},
+        common=("task=ladder", *FROM_LITTLE, "num_iterations=40"),
+        ways={
+            "ppo (credit by token)": (),
+            "turn_ppo (by turn)": ("algorithm=turn_ppo",),
+            "ppo with credit=auto": ("algorithm.credit=auto", "algorithm.turn_value=first"),
+        },
         references=(("random play", lambda: 1 / 8), SOLVED),
     ),
     "frozen_lake": Proof(
