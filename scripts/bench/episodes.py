@@ -121,14 +121,14 @@ PROOFS: dict[str, Proof] = {
             "task=relay",
             "reward.match=exact",
             *FROM_LITTLE,
-            "num_iterations=40",
+            "num_iterations=30",
         ),
         ways={"sequential": (), "parallel": PARALLEL},
         references=(("the best without hearing", relay_bound), SOLVED),
     ),
     "ladder": Proof(
         about="five turns, each paid when it is made",
-        common=("task=ladder", *FROM_LITTLE, "num_iterations=40"),
+        common=("task=ladder", *FROM_LITTLE, "num_iterations=30"),
         ways={
             "ppo (credit by token)": (),
             "turn_ppo (by turn)": ("algorithm=turn_ppo",),
