@@ -125,16 +125,16 @@ def picture_of(variant: str) -> str:
     return f"learning-{variant.replace('/', '-')}"
 
 
-def write_between(page: Path, text: str) -> None:
+def write_between(page: Path, text: str, markers: tuple[str, str] = MARKERS) -> None:
     """Put a text between the markers of a page; a page that is not there is begun."""
     if not page.exists():
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f"# {page.stem.capitalize()}\n\n" + "\n".join(MARKERS) + "\n")
-    before, found, rest = page.read_text().partition(MARKERS[0])
-    _, closed, after = rest.partition(MARKERS[1])
+        page.write_text(f"# {page.stem.capitalize()}\n\n" + "\n".join(markers) + "\n")
+    before, found, rest = page.read_text().partition(markers[0])
+    _, closed, after = rest.partition(markers[1])
     if not found or not closed:
-        raise SystemExit(f"{page} lacks the lines {' and '.join(MARKERS)}, between which the table goes")
-    page.write_text(f"{before}{MARKERS[0]}\n{text}\n{MARKERS[1]}{after}")
+        raise SystemExit(f"{page} lacks the lines {' and '.join(markers)}, between which the table goes")
+    page.write_text(f"{before}{markers[0]}\n{text}\n{markers[1]}{after}")
 
 
 def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:

@@ -38,6 +38,14 @@ def test_every_way_has_a_line_with_its_seeds_and_what_it_is_compared_with() -> N
     ]
 
 
+def test_lines_of_what_was_not_run_again_stay() -> None:
+    ladder = table([trained("ladder", next(iter(PROOFS["ladder"].ways)), 0, 0.9)], {"ladder": {}})
+    both = table([trained("relay", "sequential", 0, 1.0)], {"relay": {}}, "\n".join(ladder))
+    assert set(ladder) < set(both)
+    assert len(both) == len(set(both))
+    assert sum("`relay`" in line for line in both) == len(PROOFS["relay"].ways)
+
+
 def test_ways_and_references_are_drawn_into_one_picture(tmp_path: Path) -> None:
     from curves import compare
 

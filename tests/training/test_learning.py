@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from statistics import fmean
 
 import pytest
-from small import train
+from small import rows, small_config, train
+
+from ippo_cli.tasks.task import load_task
 
 EASY = [
     "task.alphabet=abcde",
@@ -67,3 +71,38 @@ def test_a_constant_answer_is_learnt_from_random_weights_in_seconds(tmp_path, al
     evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
     assert evaluation["first"]["score"] < 0.2
     assert evaluation["last"]["score"] > 0.9
+
+
+RELAY = [
+    "task=relay",
+    "task.alphabet=abcd",
+    "task.train_size=12",
+    "task.eval_size=4",
+    "reward.match=exact",
+    "algorithm=ppo",
+    "actor.warm_start_steps=20",
+    "actor.warm_start_learning_rate=3e-3",
+    "actor.learning_rate=4e-3",
+    "actor.warmup_iterations=0",
+    "critic.learning_rate=5e-3",
+    "rollout.buffer_size=128",
+    "rollout.decode_batch_size=128",
+    "rollout.max_new_tokens=2",
+    "algorithm.mini_batch_size=64",
+    "num_iterations=25",
+    "evaluation.every=0",
+    "checkpoint.every=0",
+]
+
+
+@pytest.mark.slow
+def test_an_agent_that_hears_another_learns_what_none_can_that_does_not(tmp_path):
+    config, _ = small_config(tmp_path, *RELAY)
+    examples = load_task(config.task, config.seed).train
+    own = Counter(example["own"] for example in examples)
+    right = Counter((example["own"], example["later"]) for example in examples)
+    without_hearing = sum(max(right[letter, answer] for answer in "abcd") for letter in own) / len(examples)
+    folder = train(tmp_path, *RELAY)
+    learnt = fmean(row["second/score/mean"] for row in rows(folder)[-3:])
+    assert without_hearing < 0.8
+    assert learnt > without_hearing + 0.15
