@@ -45,7 +45,8 @@ def collect(
     generator.forget()
     try:
         with distributed.failing_together():
-            each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
+            with environments.at_work():
+                each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
             _tell(playing, formats, limits)
         while distributed.any_rank(any(one.waits_for for one in playing)):
             for agent in formats:
@@ -53,12 +54,13 @@ def collect(
                 if not distributed.any_rank(bool(asked)):
                     continue
                 requests = [one.request(agent) for one in asked]
-                listen = None if on_episodes is None else partial(_stream, asked, agent, on_episodes)
+                listen = None if on_episodes is None else partial(_stream, asked, agent, environments, on_episodes)
                 completions = generator.generate(agent, requests, draws, on_finished=listen)
                 for one, completion in zip(asked, completions, strict=True):
                     one.take(agent, completion)
             with distributed.failing_together():
-                each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
+                with environments.at_work():
+                    each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
                 _tell(playing, formats, limits)
     finally:
         generator.forget()
@@ -70,6 +72,7 @@ def collect(
 def _stream(
     asked: Sequence[Playing],
     agent: str,
+    environments: EnvironmentPool,
     on_episodes: OnEpisodes,
     places: Sequence[int],
     completions: Sequence[Completion],
@@ -80,7 +83,8 @@ def _stream(
         one = asked[place]
         one.take(agent, completion)
         if one.answered:
-            one.step()
+            with environments.at_work():
+                one.step()
             if one.over and one.failure is None:
                 over.append(one)
     if over:

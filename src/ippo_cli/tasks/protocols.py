@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, IppoError
@@ -18,6 +19,7 @@ from ippo_cli.tasks.environment import Action, Environment, Step
 from ippo_cli.tasks.templates import (
     NOTHING,
     OBSERVATION,
+    Told,
     fields_of,
     first_message,
     is_word_of_conversations,
@@ -45,14 +47,46 @@ class Transcript:
         """The agent's own turn that comes next, from 1."""
         return 1 + sum(speaker == agent for speaker, _ in self.said)
 
-    def words(self, agent: str) -> dict[str, str | None]:
+    def words(self, agent: str, observation: str | None = None) -> Told:
         """What an agent's template may name; None is what has not been said yet."""
-        last: dict[str, str | None] = {f"agents.{name}": None for name in self.agents}
-        last |= {f"agents.{speaker}": text for speaker, text in self.said}
+        return _Words(self, agent, observation)
+
+    def last(self, agent: str) -> str | None:
+        """What an agent said last."""
+        return next((text for speaker, text in reversed(self.said) if speaker == agent), None)
+
+    def heard(self, agent: str) -> list[tuple[str, str]]:
+        """What others have said since the agent's last turn."""
         own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
         since = own[-1] + 1 if own else 0
-        heard = [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
-        return last | {"turn": str(self.turn(agent)), "transcript": _lines(self.said), "heard": _lines(heard)}
+        return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
+
+
+class _Words(Mapping[str, str | None]):
+    """The words of a transcript, each made when a template names it: most of them grow with every turn."""
+
+    def __init__(self, transcript: Transcript, agent: str, observation: str | None) -> None:
+        made: dict[str, Callable[[], str | None]] = {
+            f"agents.{name}": partial(transcript.last, name) for name in transcript.agents
+        }
+        made["turn"] = lambda: str(transcript.turn(agent))
+        made["transcript"] = lambda: _lines(transcript.said)
+        made["heard"] = lambda: _lines(transcript.heard(agent))
+        if observation is not None:
+            made[OBSERVATION] = lambda: observation
+        self._made = made
+
+    def __getitem__(self, word: str) -> str | None:
+        return self._made[word]()
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class Talk:
@@ -235,7 +269,7 @@ class TemplatedWorld:
 
     def _message(self, name: str, observation: str) -> str:
         config = self.agents[name]
-        words = {**self.transcript.words(name), OBSERVATION: observation}
+        words = self.transcript.words(name, observation)
         if config.turn_template is None or self.transcript.turn(name) == 1:
             return first_message(name, config, self.example, words)
         return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
