@@ -249,10 +249,12 @@ class TemplatedWorld:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.example = example
         self.transcript = Transcript(list(self.agents))
+        self.spoken: set[str] = set()
         return self._tell(self.world.reset(example, seed))
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.transcript.said += [(name, action.text) for name, action in actions.items()]
+        self.spoken |= actions.keys()
         step = self.world.step(actions)
         return replace(step, observations=self._tell(step.observations))
 
@@ -270,7 +272,7 @@ class TemplatedWorld:
     def _message(self, name: str, observation: str) -> str:
         config = self.agents[name]
         words = self.transcript.words(name, observation)
-        if config.turn_template is None or self.transcript.turn(name) == 1:
+        if config.turn_template is None or name not in self.spoken:
             return first_message(name, config, self.example, words)
         return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
 
