@@ -52,12 +52,29 @@ def world(env_id: str, *overrides: str) -> tuple[str, ...]:
 
 
 FROM_SCRATCH = (
-    "algorithm=ppo",
-    "actor.hidden_size=64",
-    "actor.learning_rate=1e-3",
+    "actor.hidden_size=32",
+    "actor.num_layers=1",
+    "actor.num_heads=2",
+    "critic.learning_rate=3e-3",
     "rollout.max_new_tokens=2",
-    "num_iterations=100",
     "evaluation.every=10",
+)
+TOKENS = (
+    "algorithm=ppo",
+    "algorithm.gamma=0.99",
+    "algorithm.entropy_coef=0.01",
+    "algorithm.mini_batch_size=32",
+    "actor.learning_rate=2e-3",
+)
+TURNS = (  # many turns, each of which costs: one value and one advantage for a turn
+    "algorithm=turn_ppo",
+    "algorithm.gamma=0.99",
+    "algorithm.gae_lambda=0.95",
+    "algorithm.entropy_coef=0.01",
+    "algorithm.mini_batch_size=16",
+    "rollout.buffer_size=64",
+    "reward.processor=[scale]",  # returns in the hundreds
+    "task.invalid_reward=-2",  # an answer that names no action must cost more than a step, or nothing else is said
 )
 
 FROM_LITTLE = (
@@ -138,34 +155,63 @@ PROOFS: dict[str, Proof] = {
     ),
     "frozen_lake": Proof(
         about="FrozenLake-v1, 4 x 4, not slippery",
-        common=world("FrozenLake-v1", "task.environment_args={is_slippery: false}"),
+        common=world(
+            "FrozenLake-v1",
+            "+task.environment_args={is_slippery: false}",
+            *TOKENS,
+            "rollout.buffer_size=128",
+            "num_iterations=30",
+        ),
         ways={"ppo": ()},
         references=between(lambda which: tabular("FrozenLake-v1, not slippery", which)),
     ),
     "frozen_lake_slippery": Proof(
-        about="FrozenLake-v1, 4 x 4, slippery",
-        common=world("FrozenLake-v1", "task.environment_args={is_slippery: true}"),
+        about="FrozenLake-v1, 4 x 4, slippery, 100 turns",
+        common=world(
+            "FrozenLake-v1",
+            "+task.environment_args={is_slippery: true}",
+            *TOKENS,
+            "task.max_turns=100",
+            "algorithm.entropy_coef=0.05",
+            "algorithm.mini_batch_size=128",
+            "rollout.buffer_size=1024",
+            "rollout.decode_batch_size=1024",
+            "num_iterations=40",
+        ),
         ways={"ppo": ()},
-        references=between(lambda which: tabular("FrozenLake-v1", which)),
+        references=between(lambda which: tabular("FrozenLake-v1", which, turns=100)),
     ),
     "cliff_walking": Proof(
         about="CliffWalking-v1",
-        common=world("CliffWalking-v1"),
+        common=world("CliffWalking-v1", *TURNS, "reward.scale=0.02", "num_iterations=40"),
         ways={"ppo": ()},
         references=between(lambda which: tabular("CliffWalking-v1", which)),
     ),
     "taxi": Proof(
         about="Taxi-v4",
-        common=world("Taxi-v4"),
+        common=world("Taxi-v4", *TURNS, "reward.scale=0.05", "num_iterations=40"),
         ways={"ppo": ()},
         references=between(lambda which: tabular("Taxi-v4", which)),
     ),
     "blackjack": Proof(
-        about="Blackjack-v1", common=world("Blackjack-v1"), ways={"ppo": ()}, references=between(blackjack)
+        about="Blackjack-v1",
+        common=world(
+            "Blackjack-v1",
+            *TOKENS,
+            "actor.hidden_size=64",
+            "algorithm.entropy_coef=0.03",
+            "algorithm.mini_batch_size=128",
+            "rollout.buffer_size=512",
+            "rollout.decode_batch_size=512",
+            "task.eval_size=1024",
+            "num_iterations=50",
+        ),
+        ways={"ppo": ()},
+        references=between(blackjack),
     ),
     "tictactoe": Proof(
         about="classic/tictactoe_v3 against a random player, seats alternating",
-        common=world("classic/tictactoe_v3"),
+        common=world("classic/tictactoe_v3", *TOKENS, "rollout.buffer_size=128", "num_iterations=50"),
         ways={"ppo": ()},
         references=between(tictactoe),
     ),
@@ -195,9 +241,7 @@ def main() -> int:
     return len(done) < len(outcomes)
 
 
-def table(
-    outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]], page: str = ""
-) -> list[str]:
+def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]], page: str = "") -> list[str]:
     """A line per proof and way: held-out scores before and after, and what they are to be compared with.
 
     Lines of proofs that have no references here, as they were not asked for, stay as the page has them.

@@ -71,6 +71,16 @@ def test_every_world_reads_any_text_where_the_model_is_made_here() -> None:
     assert composed().actor.alphabet.value == "auto"  # type: ignore[attr-defined]
 
 
+def test_random_play_teaches_the_form_of_answers_where_answers_are_not_known() -> None:
+    lake = composed("task=gymnasium", "task.env_id=FrozenLake-v1").actor
+    game = composed("task=pettingzoo", "task.env_id=classic/tictactoe_v3").actor
+    assert lake == game
+    assert lake.warm_start_steps >= 200  # type: ignore[attr-defined]
+    assert composed().actor.warm_start_steps == 16  # type: ignore[attr-defined]
+    with_own = composed("task=gymnasium", "task.env_id=FrozenLake-v1", "actor.warm_start_steps=7").actor
+    assert with_own.warm_start_steps == 7  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_pretrained_model_gets_none_of_the_toys_values(algorithm: str) -> None:
     config = composed(*MODEL, *DATA, *FUNCTION, f"algorithm={algorithm}")
@@ -135,8 +145,8 @@ def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
     files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
         group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
     }
-    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {*files, "alphabet"}
-    assert all((config_dir() / "task" / file.name).is_file() for file in (config_dir() / "base/alphabet").iterdir())
+    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {*files, "actor"}
+    assert all((config_dir() / "task" / file.name).is_file() for file in (config_dir() / "base/actor").iterdir())
     for folder, prefix in files.items():
         for file in (config_dir() / "base" / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"

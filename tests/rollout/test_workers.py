@@ -17,6 +17,19 @@ def test_quick_work_is_done_in_order_by_the_caller() -> None:
     assert done == [(item, "MainThread") for item in range(50)]
 
 
+def test_much_quick_work_is_not_shared_either() -> None:
+    names: set[str] = set()
+
+    def quick(item: int) -> None:
+        until = time.perf_counter() + 0.0001
+        while time.perf_counter() < until:
+            pass
+        names.add(threading.current_thread().name)
+
+    each(range(1000), quick, workers=8)
+    assert names == {"MainThread"}
+
+
 def test_slow_work_is_shared() -> None:
     began, threads = time.perf_counter(), set()
 

@@ -95,6 +95,18 @@ def test_a_ladder_is_climbed_at_random() -> None:
     assert set("abcdefgh") == {answer for lesson in lessons for _, answer in lesson}
 
 
+def test_who_reads_the_latest_observation_alone_is_taught_turn_by_turn() -> None:
+    whole, alone = (["task=ladder", f"rollout.history={history}"] for history in ("prefix", "latest"))
+    config = load_config(alone)
+    lessons = warm_start_lessons("climber", config, load_task(config.task, 0))
+    turns = [
+        turn
+        for lesson in warm_start_lessons("climber", load_config(whole), load_task(config.task, 0))
+        for turn in lesson
+    ]
+    assert [list(lesson) for lesson in lessons] == [[turn] for turn in turns]
+
+
 def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() -> None:
     config = load_config(["task.train_size=20", "task.eval_size=4"])
     task = load_task(config.task, 0)

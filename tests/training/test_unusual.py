@@ -53,6 +53,12 @@ def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
         assert told(recorded()[start:], config) == {}
 
 
+def test_an_episode_that_a_world_cuts_says_nothing_of_the_length_of_responses() -> None:
+    world = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    rows = [{"iteration": 1.0, "player/rollout/truncated_share": 1.0}]
+    assert RULES["truncated"](rows, world) is None
+
+
 CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     "cut from the start": (
         "truncated",

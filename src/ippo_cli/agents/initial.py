@@ -16,7 +16,7 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import AgentConfig, Alphabet, Config, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import AgentConfig, Alphabet, Config, History, SeparateCriticConfig, TinyActorConfig
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
@@ -45,15 +45,21 @@ def initial_weights(
 
 
 def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
-    """What a model made locally gets its characters and first lessons from; nothing where no answers are known."""
+    """What a model made locally gets its characters and first lessons from; nothing where no answers are known.
+
+    An agent that reads its latest observation alone has a lesson from every turn: it will never read two in a row.
+    """
     agents = config.task.agents
     scripted = all(taught_answer(agent) is not None for agent in agents.values())
     examples = first_examples(task.train, WARM_START_EXAMPLES if scripted else RANDOM_EPISODES)
     environment = task_environments(config.task)()
     try:
-        return played_lessons(environment, agents, examples, config.seed)[name]
+        lessons = played_lessons(environment, agents, examples, config.seed)[name]
     finally:
         environment.close()
+    if config.rollout.history is History.latest:
+        return [[turn] for lesson in lessons for turn in lesson]
+    return lessons
 
 
 def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:

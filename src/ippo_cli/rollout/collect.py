@@ -42,13 +42,14 @@ def collect(
     """
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
     playing = [Playing(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
-    streaming = None if on_episodes is None else _Streaming(on_episodes)
+    streaming = None if on_episodes is None else _Streaming(on_episodes, environments)
     early = streaming if environments.workers == 1 else None  # decoding waits for whatever is done in its midst
     limits = {agent: generator.context_limit(agent) for agent in formats}
     generator.forget()
     try:
         with distributed.failing_together():
-            each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
+            with environments.at_work():
+                each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
             _tell(playing, formats, limits)
         while distributed.any_rank(any(one.waits_for for one in playing)):
             for agent in formats:
@@ -63,7 +64,8 @@ def collect(
             with distributed.failing_together():
                 if streaming is not None and streaming.mistake is not None:
                     raise streaming.mistake
-                each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
+                with environments.at_work():
+                    each([one for one in playing if one.answered], Playing.step, environments.workers, poll)
                 _tell(playing, formats, limits)
                 if streaming is not None:
                     streaming.tell(playing)
@@ -77,8 +79,8 @@ def collect(
 class _Streaming:
     """Tells of episodes that are over, of each once, while others go on. A failed one is not told of."""
 
-    def __init__(self, on_episodes: OnEpisodes) -> None:
-        self._on_episodes = on_episodes
+    def __init__(self, on_episodes: OnEpisodes, environments: EnvironmentPool) -> None:
+        self._on_episodes, self._environments = on_episodes, environments
         self._told: set[int] = set()  # places
         self.mistake: IppoError | None = None  # met in the midst of decoding, where other ranks cannot be told of it
 
@@ -92,7 +94,8 @@ class _Streaming:
             one.take(agent, completion)
             if one.answered:
                 try:
-                    one.step()
+                    with self._environments.at_work():
+                        one.step()
                 except IppoError as error:
                     self.mistake = self.mistake or error
                     continue

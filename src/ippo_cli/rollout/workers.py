@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 PATIENCE_S = 0.02
 """What is done within this time is done without threads, which would cost more than they save."""
+SLOW_S = 0.001
+"""Below this an item is computing rather than waiting, and computing in Python threads takes turns."""
 POLL_S = 0.2
 
 
@@ -21,11 +23,11 @@ def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Call
     """
     waiting = iter(items)
     began = time.perf_counter()
-    for item in waiting:
+    for number, item in enumerate(waiting, 1):
         work(item)
         if poll is not None:
             poll()
-        if workers > 1 and time.perf_counter() - began > PATIENCE_S:
+        if workers > 1 and time.perf_counter() - began > max(PATIENCE_S, number * SLOW_S):
             break
     _share(list(waiting), work, workers, poll)
 

@@ -6,9 +6,10 @@ reward at its end; a world (a Gymnasium environment, a game) answers by itself a
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,13 +61,24 @@ class Environment(Protocol):
 class EnvironmentPool:
     """Environments of one task, made when there is none to be had and used for one episode after another.
 
-    `workers` of them may be stepped at once where they are slow. May be used by several threads.
+    `workers` of them may be stepped at once where they are slow. May be used by several threads. `seconds` counts up
+    what was spent `at_work` on them.
     """
 
     def __init__(self, make: Callable[[], Environment], *, workers: int = 1) -> None:
         self._make = make
         self._idle: deque[Environment] = deque()
         self.workers = workers
+        self.seconds = 0.0
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The time in which environments are reset or stepped, and nothing else is done."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def take(self) -> Environment:
         """One that nobody else has. Raises what making one raises."""

@@ -6,8 +6,9 @@ A protocol is an environment whose steps are what agents say. It ends by itself 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, IppoError
@@ -17,6 +18,7 @@ from ippo_cli.tasks.environment import Action, Environment, Step
 from ippo_cli.tasks.templates import (
     NOTHING,
     OBSERVATION,
+    Told,
     fields_of,
     first_message,
     is_word_of_conversations,
@@ -44,14 +46,46 @@ class Transcript:
         """The agent's own turn that comes next, from 1."""
         return 1 + sum(speaker == agent for speaker, _ in self.said)
 
-    def words(self, agent: str) -> dict[str, str | None]:
+    def words(self, agent: str, observation: str | None = None) -> Told:
         """What an agent's template may name; None is what has not been said yet."""
-        last: dict[str, str | None] = {f"agents.{name}": None for name in self.agents}
-        last |= {f"agents.{speaker}": text for speaker, text in self.said}
+        return _Words(self, agent, observation)
+
+    def last(self, agent: str) -> str | None:
+        """What an agent said last."""
+        return next((text for speaker, text in reversed(self.said) if speaker == agent), None)
+
+    def heard(self, agent: str) -> list[tuple[str, str]]:
+        """What others have said since the agent's last turn."""
         own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
         since = own[-1] + 1 if own else 0
-        heard = [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
-        return last | {"turn": str(self.turn(agent)), "transcript": _lines(self.said), "heard": _lines(heard)}
+        return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
+
+
+class _Words(Mapping[str, str | None]):
+    """The words of a transcript, each made when a template names it: most of them grow with every turn."""
+
+    def __init__(self, transcript: Transcript, agent: str, observation: str | None) -> None:
+        made: dict[str, Callable[[], str | None]] = {
+            f"agents.{name}": partial(transcript.last, name) for name in transcript.agents
+        }
+        made["turn"] = lambda: str(transcript.turn(agent))
+        made["transcript"] = lambda: _lines(transcript.said)
+        made["heard"] = lambda: _lines(transcript.heard(agent))
+        if observation is not None:
+            made[OBSERVATION] = lambda: observation
+        self._made = made
+
+    def __getitem__(self, word: str) -> str | None:
+        return self._made[word]()
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class Talk:
@@ -215,10 +249,12 @@ class TemplatedWorld:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.example = example
         self.transcript = Transcript(list(self.agents))
+        self.spoken: set[str] = set()
         return self._tell(self.world.reset(example, seed))
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.transcript.said += [(name, action.text) for name, action in actions.items()]
+        self.spoken |= actions.keys()
         step = self.world.step(actions)
         return replace(step, observations=self._tell(step.observations))
 
@@ -235,8 +271,8 @@ class TemplatedWorld:
 
     def _message(self, name: str, observation: str) -> str:
         config: PromptConfig = self.agents[name]
-        words = {**self.transcript.words(name), OBSERVATION: observation}
-        if config.turn_template is None or self.transcript.turn(name) == 1:
+        words = self.transcript.words(name, observation)
+        if config.turn_template is None or name not in self.spoken:
             return first_message(name, config, self.example, words)
         return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
 

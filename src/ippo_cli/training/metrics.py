@@ -87,7 +87,8 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/overflow_share": "several turns: share of held-out episodes cut because the agent's context "
     "had no room",
     "time/iteration": "seconds of the whole iteration",
-    "time/rollout": "seconds of generation",
+    "time/rollout": "seconds of playing episodes: generation, and environments",
+    "time/environments": "seconds of time/rollout in which environments were reset and stepped",
     "time/score": "seconds of the reward",
     "time/logprobs": "seconds of rollout.recompute_logprobs",
     "time/targets": "seconds of values, reference log-probabilities and advantages",

@@ -141,6 +141,7 @@ class Trainer:
         """
         state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
         agents, algorithm = state.agents, state.algorithm
+        stepped = self.environments.seconds
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         experience, moments = self.experience(iteration, clock)
         with clock("targets"):
@@ -153,6 +154,7 @@ class Trainer:
         coefs = algorithm.kl_coefs(agents)
         row = iteration_row(iteration + 1, agents, experience, targets, coefs, stats, self.turns)
         row |= pace(row, list(agents), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        row["time/environments"] = self.environments.seconds - stepped
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, moments
         state.progress.iteration, state.progress.row = iteration + 1, row

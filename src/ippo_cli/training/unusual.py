@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, PromptConfig, ValueUnit
+from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, PromptConfig, ValueUnit, WorldConfig
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -53,8 +53,8 @@ def unused_templates(
 
 
 def _truncated(rows: Sequence[Row], config: Config) -> str | None:
-    if isinstance(config.task, (LettersConfig, GridConfig)):
-        return None  # whose answers are as long as the limit
+    if isinstance(config.task, (LettersConfig, GridConfig, WorldConfig)):
+        return None  # whose answers are as long as the limit; whose episodes end at limits of their own
 
     def all_cut(name: str) -> bool:
         several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well

@@ -14,7 +14,7 @@ import numpy as np
 import pettingzoo
 from gymnasium import spaces
 from pettingzoo.utils.env_logger import EnvLogger
-from pettingzoo.utils.wrappers import TerminateIllegalWrapper
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper, TerminateIllegalWrapper
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
@@ -185,6 +185,7 @@ class TurnBasedWorld(PettingzooWorld):
 
     def begin(self, seed: int) -> None:
         EnvLogger.flush()  # it keeps every warning about an illegal move
+        self.seen: dict[str, Any] = {}
         self.env.reset(seed=seed)
         self._advance()
 
@@ -198,7 +199,9 @@ class TurnBasedWorld(PettingzooWorld):
         return [] if self.over else [self.env.agent_selection]
 
     def observation(self, seat: str) -> Any:
-        return self.env.observe(seat)
+        if seat not in self.seen:  # between two moves a seat is told, and asked what is legal
+            self.seen[seat] = self.env.observe(seat)
+        return self.seen[seat]
 
     def info(self, seat: str) -> Mapping[str, Any]:
         return self.env.infos.get(seat, {})
@@ -208,16 +211,20 @@ class TurnBasedWorld(PettingzooWorld):
         while not self.over:
             seat = self.env.agent_selection
             if self.env.terminations[seat] or self.env.truncations[seat]:
-                self.env.step(None)
+                self._step(None)
             elif seat in self.seats:
                 return
             else:
                 self._move(seat, self.opponent_move(seat))
 
     def _move(self, seat: str, move: int) -> None:
-        self.env.step(move)
+        self._step(move)
         self.pay(self.env.rewards)
         self.note_ends(self.env.terminations, self.env.truncations)
+
+    def _step(self, move: int | None) -> None:
+        self.seen = {}
+        self.env.step(move)
 
 
 class ParallelWorld(PettingzooWorld):
@@ -261,7 +268,18 @@ def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]
     tell = _telling(config.observation, spaces_seen, texts, known)
     kind = ParallelWorld if _is_parallel(config) else TurnBasedWorld
     first.close()
-    return lambda: kind(_make(config), config, texts, tell)
+    return lambda: kind(_unchecked(_make(config), config), config, texts, tell)
+
+
+def _unchecked(env: Any, config: PettingzooConfig) -> Any:
+    """The environment without the package's outermost checks of what a world here keeps to anyway.
+
+    They cost more than a small game does. Whoever hands illegal moves on keeps the one that judges them.
+    """
+    retried = (TerminateIllegalWrapper,) if config.illegal_move is IllegalMove.retry else ()
+    while type(env) in (OrderEnforcingWrapper, AssertOutOfBoundsWrapper, *retried):
+        env = env.env
+    return env
 
 
 def _is_parallel(config: PettingzooConfig) -> bool:
