@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnTokens:
+    """What one agent's turn takes, over all rows; where rows differ, their mean is read by each."""
+
+    kept: int  # tokens whose keys and values earlier turns left
+    read: int  # the prompt, or the last token written and the observation after it
+    written: list[int]  # of each row
 
 
 class _Columns(Cache):
@@ -32,6 +42,10 @@ class _Columns(Cache):
             self._used = end
         return keys[:, :, :end], values[:, :, :end]
 
+    def keep(self, columns: int) -> None:
+        """Go on after the first `columns`."""
+        self._used = columns
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._used
 
@@ -47,50 +61,58 @@ class Ideal:
         self._value = nn.Linear(model.config.hidden_size, 1).to(model.dtype).to(model.device)
         self._micro_batch_tokens = micro_batch_tokens
 
-    def decode(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
-        """All rows together, longest first, so that the live ones are always a slice. No sampling, no filters."""
-        lengths = sorted(lengths, reverse=True)
+    def decode(self, turns: Sequence[TurnTokens]) -> float:
+        """All rows together, turn by turn, with the keys and values of earlier turns. No sampling, no filters."""
         model, device = self._model.eval(), self._model.device
         began = _now(device)
         with torch.no_grad():
-            cache = _Columns(model, len(lengths), prompt_tokens + lengths[0])
-            ids = torch.full((len(lengths), prompt_tokens), 5, device=device)
-            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            # Everything is seen: a mask of four axes goes through as it is.
-            mask = torch.zeros(1, 1, 1, 1, device=device, dtype=model.dtype)
-            live = len(lengths)
-            for step in range(1, lengths[0]):
-                while lengths[live - 1] <= step:
-                    live -= 1
-                positions = torch.full((live, 1), prompt_tokens + step - 1, device=device)
-                model(
-                    input_ids=ids[:live, :1],
-                    position_ids=positions,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
+            rows = max(len(turn.written) for turn in turns)
+            cache = _Columns(model, rows, max(turn.kept + turn.read + max(turn.written) for turn in turns))
+            for turn in turns:
+                self._decode_turn(cache, turn)
         return _now(device) - began
 
-    def policy_pass(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
-        """Forward and backward of the log-probabilities of all response tokens."""
+    def _decode_turn(self, cache: _Columns, turn: TurnTokens) -> None:
+        """Longest rows first, so that the live ones are always a slice."""
+        lengths, model, device = sorted(turn.written, reverse=True), self._model, self._model.device
+        cache.keep(turn.kept)
+        ids = torch.full((len(lengths), turn.read), 5, device=device)
+        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        # Everything is seen: a mask of four axes goes through as it is.
+        mask = torch.zeros(1, 1, 1, 1, device=device, dtype=model.dtype)
+        live = len(lengths)
+        for step in range(1, lengths[0]):
+            while lengths[live - 1] <= step:
+                live -= 1
+            positions = torch.full((live, 1), turn.kept + turn.read + step - 1, device=device)
+            model(
+                input_ids=ids[:live, :1],
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+
+    def policy_pass(self, lengths: Sequence[int], actions: Sequence[int]) -> float:
+        """Forward and backward of the log-probabilities of all action tokens; `lengths` has all tokens of each row."""
+        last = round(sum(actions) / len(actions))  # positions with logits, whichever they are
 
         def loss(ids: Tensor) -> Tensor:
             hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
-            logits = self._model.lm_head(hidden[:, prompt_tokens - 1 : -1]).float()
-            return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, prompt_tokens:].flatten())
+            logits = self._model.lm_head(hidden[:, -last - 1 : -1]).float()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -last:].flatten())
 
-        return self._train(loss, prompt_tokens, lengths)
+        return self._train(loss, lengths)
 
-    def value_pass(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+    def value_pass(self, lengths: Sequence[int]) -> float:
         """Forward and backward of the values."""
-        return self._train(self._values, prompt_tokens, lengths)
+        return self._train(self._values, lengths)
 
-    def value_forward(self, prompt_tokens: int, lengths: Sequence[int]) -> float:
+    def value_forward(self, lengths: Sequence[int]) -> float:
         """Forward of the values alone."""
         began = _now(self._model.device)
         with torch.no_grad():
-            for ids in self._batches(prompt_tokens, lengths):
+            for ids in self._batches(lengths):
                 self._values(ids)
         return _now(self._model.device) - began
 
@@ -98,20 +120,20 @@ class Ideal:
         hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
         return self._value(hidden).float().square().mean()
 
-    def _train(self, loss: Any, prompt_tokens: int, lengths: Sequence[int]) -> float:
+    def _train(self, loss: Any, lengths: Sequence[int]) -> float:
         self._model.train()
         began = _now(self._model.device)
-        for ids in self._batches(prompt_tokens, lengths):
+        for ids in self._batches(lengths):
             loss(ids).backward()
         spent = _now(self._model.device) - began
         self._model.zero_grad(set_to_none=True)
         self._value.zero_grad(set_to_none=True)
         return spent
 
-    def _batches(self, prompt_tokens: int, lengths: Sequence[int]) -> list[Tensor]:
+    def _batches(self, lengths: Sequence[int]) -> list[Tensor]:
         """As many tokens in rectangles without padding: every row has the mean length."""
-        total = len(lengths) * prompt_tokens + sum(lengths)
-        width = prompt_tokens + round(sum(lengths) / len(lengths))
+        total = sum(lengths)
+        width = round(total / len(lengths))
         rows, at_once = round(total / width), max(self._micro_batch_tokens // width, 1)
         device = self._model.device
         return [torch.full((min(at_once, rows - first), width), 5, device=device) for first in range(0, rows, at_once)]

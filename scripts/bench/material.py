@@ -30,7 +30,8 @@ TASK = """defaults:
 agents:
 """
 AGENT = """  a{number}:
-    template: "{{prompt}}"
+    template: "{template}"
+    turn_template: {told}
     system: null
     answer: null
 """
@@ -48,8 +49,12 @@ class Shape:
     context: int = 1024
 
 
-def make(folder: Path, shape: Shape, agents: int) -> list[str]:
-    """Write everything below `folder` and return the overrides that use it."""
+def make(folder: Path, shape: Shape, agents: int, *, talk: bool = False, heard: int = 0) -> list[str]:
+    """Write everything below `folder` and return the overrides that use it.
+
+    In a `talk` an agent hears what others said before it speaks; from its second turn on, where `heard` is set, it is
+    told that many words that are always the same instead.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
     if not model.exists():
@@ -64,8 +69,10 @@ def make(folder: Path, shape: Shape, agents: int) -> list[str]:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
     (folder / "reward.py").write_text(REWARD)
     (folder / "conf" / "task").mkdir(parents=True, exist_ok=True)
+    told = json.dumps(" ".join(["t5"] * heard)) if heard else "null"
+    templates = ["{prompt} {heard}" if talk and number else "{prompt}" for number in range(agents)]
     (folder / "conf" / "task" / f"bench_{agents}.yaml").write_text(
-        TASK + "".join(AGENT.format(number=number) for number in range(agents))
+        TASK + "".join(AGENT.format(number=n, template=text, told=told) for n, text in enumerate(templates))
     )
     return [
         f"hydra.searchpath=[file://{folder / 'conf'}]",

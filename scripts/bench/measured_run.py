@@ -1,24 +1,27 @@
 """One training run, watched: `measured_run.py OUT [--ideal] OVERRIDE...` trains as `ippo-train` does and writes OUT.
 
-Iterations are timed from the first prompt of one to the first prompt of the next, so that nothing between them is
-left out. With `--ideal` the bare cost of each iteration's tokens is measured right after it, outside its time.
+Iterations are timed from the start of one to the start of the next, so that nothing between them is left out: the last
+one has no end. With `--ideal` the bare cost of each iteration's tokens is measured right after it, outside its time.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from ideal import Ideal
+from ideal import Ideal, TurnTokens
 
 from ippo_cli.cli.exits import guarded
 from ippo_cli.cli.train import _with_hydra
-from ippo_cli.training import trainer as corridor
+from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import Episode, Experience
 
 
 @dataclass
@@ -28,56 +31,66 @@ class Watch:
     ideal: bool
     iterations: list[float] = field(default_factory=list)
     ideals: list[dict[str, float]] = field(default_factory=list)
-    own: list[float] = field(default_factory=list)  # seconds that watching took out of each iteration's rollout phase
-    rollouts: dict[str, Any] | None = None
+    experience: Experience | None = None  # of the iteration that is being timed
     began: float = 0.0
     bare: Ideal | None = None
 
-    def collect(self, agents: Any, batch: Any, config: Any, **options: Any) -> Any:
-        training, entered = options["purpose"].startswith("train/"), time.perf_counter()
-        if self.rollouts is not None:
-            self.iterations.append(entered - self.began)
+    def step(self, trainer: Trainer) -> Experience:
+        """One iteration; what watching takes happens before it begins."""
+        if self.experience is not None:
+            self.iterations.append(time.perf_counter() - self.began)
             if self.ideal:
-                self.ideals.append(self._ideal(agents))
-            self.rollouts = None
+                self.ideals.append(self._ideal(trainer.state.agents, self.experience))
+            self.experience = None
         self.began = time.perf_counter()
-        if training:
-            self.own.append(self.began - entered)
-        rollouts = _collect(agents, batch, config, **options)
-        if training:
-            self.rollouts = rollouts
-        return rollouts
+        self.experience = _step(trainer)
+        return self.experience
 
-    def _ideal(self, agents: Any) -> dict[str, float]:
+    def _ideal(self, agents: Any, experience: Experience) -> dict[str, float]:
         if self.bare is None:
             learner = next(iter(agents.values())).actor
             lm = learner.engine.module.lm
             model = type(lm)(lm.config).to(dtype=lm.dtype, device=lm.device)
             self.bare = Ideal(model, micro_batch_tokens=learner.micro_batch_tokens)
         spent = {"rollout": 0.0, "targets": 0.0, "update": 0.0}
-        assert self.rollouts is not None
-        for name, rollout in self.rollouts.items():
-            prompt, lengths = rollout.prompt_ids.shape[1], rollout.length.tolist()
-            spent["rollout"] += self.bare.decode(prompt, lengths)
-            spent["targets"] += self.bare.value_forward(prompt, lengths)
-            spent["update"] += agents[name].actor.ppo_epochs * self.bare.policy_pass(prompt, lengths)
-            spent["update"] += agents[name].critic.ppo_epochs * self.bare.value_pass(prompt, lengths)
+        for name, rollout in experience.rollouts.items():
+            assert not any(rollout.detached), "the ideal is that of rows which are one sequence each"
+            lengths = (rollout.prompt_mask.sum(dim=1) + rollout.length).tolist()
+            actions = rollout.response_mask.sum(dim=1).tolist()
+            spent["rollout"] += self.bare.decode(turn_tokens(experience.episodes, name))
+            spent["targets"] += self.bare.value_forward(lengths)
+            spent["update"] += agents[name].actor.ppo_epochs * self.bare.policy_pass(lengths, actions)
+            spent["update"] += agents[name].critic.ppo_epochs * self.bare.value_pass(lengths)
         return spent
 
 
-_collect = corridor.collect
+def turn_tokens(episodes: Sequence[Episode], agent: str) -> list[TurnTokens]:
+    """What an agent's turns must read and write where it reads everything once. Its last token is never read."""
+    own, found = [episode.of(agent) for episode in episodes], []
+    for number in range(max(map(len, own))):
+        rows = [turns for turns in own if len(turns) > number]
+        there = [len(turns[number].prompt) for turns in rows]
+        kept = [
+            len(turns[number - 1].prompt) + len(turns[number - 1].completion.ids) - 1 if number else 0 for turns in rows
+        ]
+        before = round(statistics.mean(kept))
+        written = [len(turns[number].completion.ids) for turns in rows]
+        found.append(TurnTokens(kept=before, read=round(statistics.mean(there)) - before, written=written))
+    return found
+
+
+_step = Trainer.step
 
 
 def main() -> None:
     out, ideal, overrides = Path(sys.argv[1]), "--ideal" in sys.argv, [t for t in sys.argv[2:] if t != "--ideal"]
     watch = Watch(ideal)
-    corridor.collect = watch.collect
+    Trainer.step = lambda trainer: watch.step(trainer)
     sys.argv = ["ippo-train", *overrides]
     code = guarded(lambda: _with_hydra(overrides), overrides)
     report = {
         "iterations": watch.iterations,
         "ideals": watch.ideals,
-        "own": watch.own,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

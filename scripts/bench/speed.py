@@ -2,11 +2,13 @@
 
     python scripts/bench/speed.py tail --ideal
     python scripts/bench/speed.py fixed --variant "64:" --variant "1024: rollout.buffer_size=1024"
+    python scripts/bench/speed.py long dialogue fixed --ideal --repeat 3
     python scripts/bench/speed.py eos --peer trl=ENV/bin/python:trl_baseline.py --repeat 3
 
 Prints one JSON object. Every repetition runs all variants and peers one after the other, so ratios are between
 neighbours in time; they are given with their smallest and largest value over the repetitions. A variant is a name, a
-colon, and overrides of `ippo-train`; `agents=N`, `vocabulary=N`, `hidden=N`, `layers=N` shape the task and the model.
+colon, and overrides of `ippo-train`; `agents=N`, `vocabulary=N`, `hidden=N`, `layers=N` shape the task and the model,
+and `heard=N` tells agents N words between their turns instead of what others said. Several settings are several runs.
 """
 
 from __future__ import annotations
@@ -51,14 +53,19 @@ class Setting:
 
     limit: int
     fixed: bool
+    turns: int = 1
 
     @property
     def overrides(self) -> list[str]:
-        return [f"rollout.max_new_tokens={self.limit}", f"rollout.min_new_tokens={self.limit if self.fixed else 0}"]
+        talk = ["task.protocol=dialogue", f"task.num_turns={self.turns}"] if self.turns > 1 else []
+        least = self.limit if self.fixed else 0
+        return [f"rollout.max_new_tokens={self.limit}", f"rollout.min_new_tokens={least}", *talk]
 
 
 SETTINGS = {
     "fixed": Setting(limit=32, fixed=True),
+    "long": Setting(limit=96, fixed=True),
+    "dialogue": Setting(limit=32, fixed=True, turns=3),
     "eos": Setting(limit=32, fixed=False),
     "tail": Setting(limit=128, fixed=False),
 }
@@ -66,50 +73,66 @@ SETTINGS = {
 
 def main() -> None:
     given = _arguments()
-    variants = dict(_variant(text) for text in given.variant) or {"ours": []}
+    variants = _variants(given)
     peers = dict(text.split("=", 1) for text in given.peer)
     with tempfile.TemporaryDirectory(prefix="ippo-bench-") as folder:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*variants, *peers)}
         for _ in range(given.repeat):
-            for name, overrides in variants.items():
-                runs[name].append(_ours(Path(folder), given, overrides))
+            for name, (setting, overrides) in variants.items():
+                runs[name].append(_ours(Path(folder), given, setting, overrides))
             for name, where in peers.items():
                 runs[name].append(_peer(name, where, given))
     base = next(iter(variants))
     print(
         json.dumps(
             {
-                "setting": given.setting,
+                "setting": " ".join(given.setting),
                 "threads": given.threads,
                 "repeat": given.repeat,
                 "python": platform.python_version(),
                 "runs": {name: _summary(found) for name, found in runs.items()},
-                f"samples per second, {base} divided by": {
-                    name: _spread(
-                        [
-                            a["samples_per_second"] / b["samples_per_second"]
-                            for a, b in zip(runs[base], found, strict=True)
-                        ]
-                    )
-                    for name, found in runs.items()
-                    if name != base
-                },
+                f"samples per second, {base} divided by": _ratios(runs, base, "samples_per_second"),
+                f"seconds per action token, {base} divided by": _ratios(runs, base, "seconds_per_action_token"),
             },
             indent=2,
         )
     )
 
 
+def _variants(given: argparse.Namespace) -> dict[str, tuple[Setting, list[str]]]:
+    """Every setting with every variant, by the name of its run."""
+    own = dict(_variant(text) for text in given.variant)
+    if len(given.setting) == 1:
+        return {name: (SETTINGS[given.setting[0]], overrides) for name, overrides in (own or {"ours": []}).items()}
+    return {
+        f"{setting} {name}".strip(): (SETTINGS[setting], overrides)
+        for setting in given.setting
+        for name, overrides in (own or {"": []}).items()
+    }
+
+
+def _ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: str, key: str) -> dict[str, dict[str, float]]:
+    """The first run's number divided by every other's, neighbours in time each; peers do not report all of them."""
+    return {
+        name: _spread([a[key] / b[key] for a, b in zip(runs[base], found, strict=True)])
+        for name, found in runs.items()
+        if name != base and key in found[0]
+    }
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=SETTINGS)
+    parser.add_argument("setting", choices=SETTINGS, nargs="+")
     parser.add_argument("--variant", action="append", default=[], help="NAME: OVERRIDE ...")
     parser.add_argument("--peer", action="append", default=[], help="trl|comlrl=PYTHON:SCRIPT")
     parser.add_argument("--ideal", action="store_true", help="also measure the bare cost of the same tokens")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.peer and (len(given.setting) > 1 or SETTINGS[given.setting[0]].turns > 1):
+        parser.error("--peer goes with one setting, of one turn")
+    return given
 
 
 def _variant(text: str) -> tuple[str, list[str]]:
@@ -117,19 +140,22 @@ def _variant(text: str) -> tuple[str, list[str]]:
     return name.strip(), overrides.split()
 
 
-def _ours(folder: Path, given: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+def _ours(folder: Path, given: argparse.Namespace, setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
     """One run of ours. Several ranks are timed by their own clocks, one by a watch around the whole iteration."""
     keys = dict(text.partition("=")[::2] for text in overrides)
     agents = int(keys.pop("agents", "2"))
     shape = Shape(**{key: int(keys.pop(key)) for key in ("vocabulary", "hidden", "layers") if key in keys})
+    heard = int(keys.pop("heard", "0"))
     own = [f"{key}={value}" for key, value in keys.items()]
-    material = make(folder / "_".join(str(part) for part in vars(shape).values()), shape, agents)
+    talk = setting.turns > 1
+    place = folder / "_".join(str(part) for part in (*vars(shape).values(), talk, heard))
+    material = make(place, shape, agents, talk=talk, heard=heard)
     processes = int(keys.get("launch.processes", "1"))
     name = f"run_{len(list(folder.rglob('metrics.jsonl')))}"
     everything = [
         *material,
         *BASE,
-        *SETTINGS[given.setting].overrides,
+        *setting.overrides,
         f"launch.threads={given.threads // processes}",
         f"num_iterations={WARM_UP + given.iterations + 1}",
         f"name={name}",
@@ -150,46 +176,41 @@ def _ours(folder: Path, given: argparse.Namespace, overrides: Sequence[str]) -> 
         sys.exit(f"{name} {' '.join(own)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     (metrics,) = folder.rglob(f"{name}/*/metrics.jsonl")
     rows = [row for line in metrics.read_text().splitlines() if "time/iteration" in (row := json.loads(line))]
-    watched = json.loads(out.read_text())
-    for row, own in zip(rows, watched["own"], strict=False):  # watching happens at the start of the rollout phase
-        row["time/rollout"] -= own
-        row["time/iteration"] -= own
-    return _read(rows, watched, agents)
+    return _read(rows, json.loads(out.read_text()), agents)
 
 
 def _read(rows: Sequence[Mapping[str, float]], watched: Mapping[str, Any], agents: int) -> dict[str, Any]:
-    """Medians over the counted iterations of one run."""
-    counted = slice(WARM_UP, -1)
-    found: dict[str, Any] = {
-        f"{phase}_s": statistics.median(row[f"time/{phase}"] for row in rows[counted]) for phase in PHASES
-    }
-    phases = statistics.median(row["time/iteration"] for row in rows[counted])
-    whole = statistics.median(watched["iterations"][counted]) if watched["iterations"] else phases
-    samples = round(rows[0]["perf/samples_per_second"] * rows[0]["time/iteration"])  # the first is not watched
+    """Medians over the counted iterations of one run: the last one ends with an evaluation."""
+    rows, iterations, ideals = rows[WARM_UP:-1], watched["iterations"][WARM_UP:], watched["ideals"][WARM_UP:]
+    found: dict[str, Any] = {f"{phase}_s": statistics.median(row[f"time/{phase}"] for row in rows) for phase in PHASES}
+    phases = statistics.median(row["time/iteration"] for row in rows)
+    whole = statistics.median(iterations) if iterations else phases
+    samples = round(rows[0]["perf/samples_per_second"] * rows[0]["time/iteration"])
+    length = statistics.mean(row[f"a{n}/rollout/response_length"] for row in rows for n in range(agents))
     found |= {
         "iteration_s": whole,
         "outside_phases_s": whole - phases,
         "samples_per_second": samples / whole,
         "samples_per_phase_second": samples / phases,
-        "response_length": statistics.mean(row[f"a{n}/rollout/response_length"] for row in rows for n in range(agents)),
+        "seconds_per_action_token": whole / (samples * length),
+        "response_length": length,
         "peak_memory_mib": max(row["perf/peak_memory_mib"] for row in rows),
     }
-    if watched["ideals"]:
-        ideals, measured = watched["ideals"][counted], rows[counted]
+    if ideals:
         for phase in ("rollout", "targets", "update"):
             found[f"{phase}_efficiency"] = statistics.median(
-                ideal[phase] / row[f"time/{phase}"] for ideal, row in zip(ideals, measured, strict=True)
+                ideal[phase] / row[f"time/{phase}"] for ideal, row in zip(ideals, rows, strict=True)
             )
-        found["efficiency"] = statistics.median(
-            sum(ideal.values()) / spent for ideal, spent in zip(ideals, watched["iterations"][counted], strict=True)
-        )
+        sums = [sum(ideal.values()) for ideal in ideals]
+        found["efficiency"] = statistics.median(least / spent for least, spent in zip(sums, iterations, strict=True))
+        found["ideal_seconds_per_action_token"] = statistics.median(sums) / (samples * length)
     return found
 
 
 def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
     """One run of a baseline script in an environment of its own: `PYTHON:SCRIPT`."""
     python, _, script = where.partition(":")
-    setting = SETTINGS[given.setting]
+    setting = SETTINGS[given.setting[0]]
     shape = ["--hidden", "256", "--layers", "4", "--threads", str(given.threads)]
     if name.startswith("trl"):
         own = [
