@@ -125,3 +125,16 @@ def test_characters_cannot_come_from_no_lessons() -> None:
         refuse_nothing_to_read("solo", actor, [])
     refuse_nothing_to_read("solo", actor, [[("a", "b")]])
     refuse_nothing_to_read("solo", replace(actor, alphabet=Alphabet.printable), [])
+
+
+def test_an_environment_that_raises_costs_its_episode_and_no_other() -> None:
+    class Fragile(Chain):
+        def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
+            if example is ROWS[0]:
+                raise KeyError("moves")
+            return super().reset(example, seed)
+
+    agents = {"one": agent("yes"), "two": agent("no")}
+    whole, lessons = (played_lessons(made("one", "two"), agents, ROWS, 0) for made in (Chain, Fragile))
+    assert len(ROWS) > 1
+    assert lessons == {name: taught[1:] for name, taught in whole.items()}

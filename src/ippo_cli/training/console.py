@@ -38,7 +38,6 @@ FIRST_TURNS, LAST_TURNS = 5, 3  # of a conversation that a table shows
 ENDINGS = {
     "environment": "cut off by the environment's limit",
     "context": "cut off: no room left in the context",
-    "turns": "cut off by the limit of turns",
 }
 FRAME, PADDING = 4, 2  # columns that a panel takes around its content, and a table around each of its own
 NUMBER_WIDTH, SHORT_NAME, TREND_WIDTH = 6, 8, 24
@@ -362,7 +361,7 @@ def how_it_ended(row: Mapping[str, Any]) -> str:
     """Why an episode, as plain data, is over; in words."""
     if row["failure"]:
         return f"failed: {visible(row['failure'], 2 * LINE_WIDTH).plain}"
-    return "ended by itself" if row["terminated"] else ENDINGS[row["truncation"]]
+    return "ended by itself" if row["terminated"] else ENDINGS.get(row["truncation"], "cut off")
 
 
 def _score(value: float | None) -> str:

@@ -64,7 +64,8 @@ def _told(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> di
     """Tokens of what each agent is told before each of its turns, as far as it is known beforehand."""
     if not isinstance(config.task, ConversationConfig):
         messages = first_messages(config, task)
-        return {name: [_tokens(formats[name], messages.get(name, ""))] for name in formats}
+        longest = max(messages.values(), key=len, default="")  # for those who are told something later
+        return {name: [_tokens(formats[name], messages.get(name, longest))] for name in formats}
     told: dict[str, list[int]] = {name: [] for name in formats}
     said = [PLACEHOLDER.format(agent=name) for name in formats]
     for name, text, _ in dry_run(config.task, task.train[0]):

@@ -16,7 +16,7 @@ from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, speakers_of_several_turns
-from ippo_cli.training.metrics import turn_counts as counted_turns
+from ippo_cli.training.metrics import turn_totals
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Episode
 
@@ -105,7 +105,7 @@ def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int)
     """Of the agents that may have several turns, over all ranks."""
     found: dict[str, float] = {}
     for name in agents:
-        counts = counted_turns(episodes, name)
+        counts = turn_totals(episodes, name)
         turns, cut, overflow = distributed.all_sum(
             torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
         ).tolist()

@@ -199,7 +199,7 @@ def turn_metrics(
     """Numbers of an agent that may have several turns, over all ranks; by turn where there are at `most` few."""
     read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
     read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
-    counts = turn_counts(episodes, agent)
+    counts = turn_totals(episodes, agent)
     sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
     shown = most if most is not None and most <= SHOWN_TURNS else 0
     own = torch.zeros(len(scores.raw), dtype=torch.long, device=scores.raw.device)
@@ -224,7 +224,7 @@ def turn_metrics(
     return found
 
 
-def turn_counts(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
+def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
     """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended."""
     turns = [turn for episode in episodes for turn in episode.of(agent)]
     return {
