@@ -25,6 +25,9 @@ SHORT = [
     "rollout.max_new_tokens=4",
     "actor.alphabet=printable",
     "evaluation.every=0",
+    "evaluation.greedy=false",
+    "task.eval_size=4",
+    "rollout.buffer_size=8",
     "~task.agents.player",
     '+task.agents={low:{template:"{observation}"},high:{template:"{observation}"}}',
 ]
@@ -76,7 +79,7 @@ def scored(root: Path, *overrides: str) -> Any:
 
 
 JUDGE = """
-def judge(episodes):
+def judge(examples, responses, episodes):
     return {
         "team_by_step": [[len(turn.completion.text) / 3 for turn in one.turns] for one in episodes],
         "agent": {"first": [float(one.index) for one in episodes], "second": [1.0 for one in episodes]},
@@ -132,13 +135,14 @@ class Polls:
 def test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    polls, keys = Polls(monkeypatch), talk(tmp_path, "talk")
+    # With one worker the same run looks at the same places, however slow the machine is.
+    polls, keys = Polls(monkeypatch), [*talk(tmp_path, "talk"), "task.num_workers=1"]
     whole = train(tmp_path, *keys)
     expected_rows, expected_weights = rows(whole), final_weights(whole)
     turns = polls.turns
     within = [place for place, turn in enumerate(turns, 1) if turn == 1]
     between = [place for place in range(2, len(turns)) if turns[place - 1] is None and 1 in turns[place : place + 40]]
-    for stop_at in (within[len(within) // 2], within[-2], between[-1]):
+    for stop_at in (within[len(within) // 2], between[-1]):
         config, folder = new_run(tmp_path, *keys)
         polls.forget(stop_at)
         with pytest.raises(Preempted):
