@@ -160,9 +160,9 @@ PROOFS: dict[str, Proof] = {
         about="five turns, each paid when it is made",
         common=("task=ladder", *FROM_LITTLE, "num_iterations=30"),
         ways={
-            "ppo (credit by token)": (),
-            "turn_ppo (by turn)": ("algorithm=turn_ppo",),
-            "ppo with credit=auto": ("algorithm.credit=auto", "algorithm.turn_value=first"),
+            "credit by token": (),
+            "credit by turn": ("algorithm=turn_ppo",),
+            "credit auto": ("algorithm.credit=auto", "algorithm.turn_value=first"),
         },
         references=(("random play", lambda: 1 / 8), SOLVED),
     ),
