@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -119,6 +120,41 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         found = newest_intact(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())
     assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
+
+
+@pytest.mark.slow
+def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_path):
+    keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=1.0", "algorithm.kl.reward.horizon=100"]
+    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+        with torch.no_grad():
+            for parameter in trainer.state.agents["low"].actor.engine.module.lm.get_output_embeddings().parameters():
+                parameter.mul_(3.0)
+        experience, _ = trainer.experience(0, Stopwatch())
+        rollout, spoke = experience.rollouts["low"], torch.arange(16) < 4
+        silenced = replace(
+            rollout,
+            response_mask=rollout.response_mask & spoke[:, None],
+            turn=rollout.turn.where(spoke[:, None], -1),
+            logprobs=rollout.logprobs.where(spoke[:, None], 0.0),
+        )
+        scores = replace(experience.scores["low"], valid=spoke)
+        quiet = replace(
+            experience,
+            rollouts={**experience.rollouts, "low": silenced},
+            scores={**experience.scores, "low": scores},
+        )
+        targets, _ = trainer.state.algorithm.targets(trainer.state.agents, quiet)
+        kl = (silenced.logprobs - targets["low"].ref_logprobs)[:4] * silenced.response_mask[:4]
+        mean = float((kl.sum(1) / silenced.response_mask[:4].sum(1)).mean())
+        settings = trainer.state.algorithm.config.kl.reward
+        settings.target = 0.95 * mean  # near enough that the step is not clipped
+        _, kl_coef = trainer.state.algorithm.targets(trainer.state.agents, quiet)
+        assert kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
+        mute = replace(silenced, response_mask=silenced.response_mask & False, turn=torch.full_like(silenced.turn, -1))
+        _, kl_coef = trainer.state.algorithm.targets(
+            trainer.state.agents, replace(quiet, rollouts={**quiet.rollouts, "low": mute})
+        )
+        assert kl_coef["low"] == 0.5, "whoever says nothing has no divergence to follow"
 
 
 ADAPTIVE = load_config(

@@ -129,6 +129,8 @@ def test_a_run_is_not_evaluated_on_what_it_was_trained_on(ippo_eval: Call, run: 
     code, said = ippo_eval(f"run={run}", f"task.eval_size={size + 1}")
     assert code == 2
     assert said.startswith(f"ippo: task.eval_size={size + 1} would reach into what the run was trained on; use at most")
+    code, said = ippo_eval(f"run={run}", f"++task.eval_size={size + 1}")
+    assert (code, "would reach into what the run was trained on" in said) == (2, True)
     assert ippo_eval(f"run={run}", f"task.eval_size={size}")[0] == 14, "no checkpoint"
 
 

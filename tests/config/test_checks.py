@@ -371,6 +371,10 @@ def test_protocols_and_the_turns_that_they_take(protocol: str, turns: int, confi
     check(config(**{"task.protocol": protocol, "task.num_turns": turns}), 1)
 
 
+def test_a_protocol_of_ones_own_may_pay(config: Make) -> None:
+    check(config(("reward=environment",), **{"task.protocol": "my/own.py:debate"}), 1)
+
+
 def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make) -> None:
     later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
     check(config(**{**later, "task.protocol": "dialogue"}), 1)

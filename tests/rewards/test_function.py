@@ -95,6 +95,8 @@ def test_numbers_without_a_name_are_refused_with_the_names_that_there_are(return
             "{folder}/raises.py:score",
             r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); mend the file",
         ),
+        ("{folder}/leaves.py:score", r"cannot be imported \(.*leaves.py:2: SystemExit: 0\)"),
+        ("leaving_module:score", r"cannot be imported \(.*leaving_module.py:2: SystemExit: 0\)"),
         ("raising_module:score", r"cannot be imported \(.*raising_module.py:1: ZeroDivisionError"),
         ("{folder}:score", "cannot be imported"),
     ],
@@ -106,6 +108,8 @@ def test_a_function_that_cannot_be_found_is_a_mistake_in_the_configuration(
     (tmp_path / "syntax.py").write_text("def score(:")
     (tmp_path / "raises.py").write_text("1 / 0")
     (tmp_path / "raising_module.py").write_text("1 / 0")
+    for name_of_script in ("leaves.py", "leaving_module.py"):
+        (tmp_path / name_of_script).write_text("import sys\nsys.exit(0)")
     monkeypatch.syspath_prepend(tmp_path)
     given = name.format(folder=tmp_path)
     with pytest.raises(ConfigError, match=rule) as raised:

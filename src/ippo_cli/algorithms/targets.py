@@ -165,9 +165,11 @@ class Algorithm:
             kl = kl_estimate(rollout.logprobs, ref_logprobs, estimator=settings.estimator) * rollout.response_mask
         next_coef = coef
         if settings.target is not None:
-            rows = kl.double().sum(dim=1) / rollout.response_mask.sum(dim=1).clamp(min=1)  # per sequence, per token
-            total = distributed.all_sum(torch.stack([rows.sum(), rows.new_tensor(float(len(rows)))])).tolist()
-            next_coef = next_kl_coef(coef, total[0] / total[1], settings, num_samples=int(total[1]))
+            own = rollout.response_mask.sum(dim=1)
+            rows = (kl * rollout.response_mask).double().sum(dim=1) / own.clamp(min=1)  # per sequence, per token
+            total, count = distributed.all_sum(torch.stack([rows.sum(), (own > 0).sum().double()])).tolist()
+            if count:  # episodes in which the agent said nothing are no sequences of its
+                next_coef = next_kl_coef(coef, total / count, settings, num_samples=int(count))
         return coef * kl, next_coef
 
     def _behavior_weights(self, rollout: Rollout) -> Tensor:

@@ -69,7 +69,7 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
     saved = saved_overrides(folder)
     config = _composed([*saved, *overrides], overrides, of_model=False)
     refuse_changed(folder, saved, overrides)
-    if any(text.startswith("task.eval_size=") for text in overrides):
+    if any(text.lstrip("+").startswith("task.eval_size=") for text in overrides):
         _refuse_trained_examples(config, folder)
     from ippo_cli.training.evaluate_run import evaluate_run
 

@@ -325,10 +325,11 @@ def _check_reward(config: Config) -> None:
             "use 0, or task.protocol=parallel or sequential with task.num_turns=1",
         )
     world = isinstance(config.task, WorldConfig)
-    if isinstance(reward, EnvironmentRewardConfig) and not world:
+    own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
+    if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
         raise ConfigError(
             "reward.kind=environment",
-            f"is what a world pays, and task.kind={config.task.kind.value} is none",
+            f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
     if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | GridRewardConfig) and world:

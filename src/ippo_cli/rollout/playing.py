@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rollout.generator import Draws, Request
 from ippo_cli.tasks.conversation import Conversation
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
@@ -139,10 +139,9 @@ class Playing:
         self.busy = True
         try:
             yield
-        except IppoError:  # a mistake in the configuration, which no episode would survive
-            raise
-        except Exception as error:
-            self.failure, self.told = error, {}
+        except (Exception, SystemExit) as error:
+            # A mistake in the configuration is raised: no episode would survive it.
+            self.failure, self.told = as_failure(error), {}
         finally:
             self.busy = False
 

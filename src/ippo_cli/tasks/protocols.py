@@ -171,7 +171,7 @@ class OwnProtocol:
             def step(self, answers): ...  # likewise; nothing at the end
 
     Keys are who speaks next, values what each is told. What is returned at the end, or `(messages, rewards)` from
-    `step`, is what agents are paid.
+    `step`, is what agents are paid: it is their score with `reward=environment`, and other rewards do not look at it.
     """
 
     def __init__(self, made: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
@@ -330,7 +330,7 @@ def dry_run(config: ConversationConfig, example: Example) -> list[tuple[str, str
             told = {} if step.terminated or step.truncated else step.observations
     except IppoError:
         raise
-    except Exception as error:  # of the user's own code
+    except (Exception, SystemExit) as error:  # of the user's own code
         raise ConfigError(
             f"task.protocol={config.protocol}", f"fails with placeholders as answers ({located(error)})", "mend it"
         ) from error

@@ -115,11 +115,6 @@ def workers_of(config: TaskConfig) -> int:
     return config.num_workers if isinstance(config, WorldConfig) else 1
 
 
-def playground(config: TaskConfig) -> Environment | None:
-    """Where episodes of a task can be played before there is any model; None where every agent is asked once, alone."""
-    return task_environments(config)() if isinstance(config, WorldConfig) else None
-
-
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for example in examples:
         if isinstance(config, ConversationConfig):  # what a world tells is known when it does

@@ -39,7 +39,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
     sys.modules[name] = module  # so that what the file defines can be found by its own name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
         raise ConfigError(setting, f"cannot be imported ({located(error)})", "mend the file") from error
     return module
 
@@ -47,7 +47,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
 def _load_module(name: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise ConfigError(
             setting, f"cannot be imported ({located(error)})", "check the module's name and PYTHONPATH"
         ) from error

@@ -46,7 +46,7 @@ def played_lessons(
             taken = _played(environment, agents, example, luck)
         except IppoError:
             raise
-        except Exception:  # whatever an environment raises costs its episode alone, here as in training
+        except (Exception, SystemExit):  # whatever an environment raises costs its episode alone, here as in training
             continue
         for name, turns in taken.items():
             lessons[name].append(turns)

@@ -9,6 +9,7 @@ from making import act, reasoning_gym
 from reasoning_gym.factory import create_dataset
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.worlds.build import make_environment
 from ippo_cli.tasks.worlds.examples import world_examples
 
@@ -47,6 +48,15 @@ def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
     steps = [act(world, solo="1 + 1") for _ in range(3)]
     assert [step.terminated for step in steps] == [False, False, True]
     assert [step.rewards["solo"] for step in steps] == [0.0, 0.0, pytest.approx(score, rel=1e-2)]
+
+
+def test_a_last_answer_that_was_cut_leaves_its_agent_unfinished_and_an_earlier_one_does_not() -> None:
+    world = make_environment(reasoning_gym("countdown", 2))()
+    for cuts in ([False, False], [True, False], [False, True]):
+        world.reset(world_examples(reasoning_gym("countdown", 2), 0)[0][0], 0)
+        first, last = (world.step({"solo": Action(text="1 + 1", finished=not cut)}) for cut in cuts)
+        assert (first.terminated, first.unfinished, last.terminated) == (False, frozenset(), True)
+        assert last.unfinished == frozenset({"solo"} if cuts[1] else ())
 
 
 def test_with_a_tag_only_what_stands_in_the_last_one_is_the_answer() -> None:

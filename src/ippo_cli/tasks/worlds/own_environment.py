@@ -9,9 +9,9 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OwnEnvironmentConfig
-from ippo_cli.rewards.function import load_function
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
 METHODS = ("reset", "step", "close")
@@ -116,7 +116,7 @@ class OwnEnvironment:
 
 def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironment]:
     """What makes environments of this configuration; `ConfigError` where the first one cannot be made."""
-    make = _function(config)
+    make = load_function(str(config.environment), "task.environment")
 
     def environment() -> OwnEnvironment:
         made = make(**config.environment_args)
@@ -126,22 +126,13 @@ def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironmen
 
     try:
         spare = [environment()]
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise ConfigError(
             f"task.environment={config.environment} task.environment_args={config.environment_args}",
             f"cannot be made ({located(error)})",
             "mend the function, or what it is given",
         ) from error
     return lambda: spare.pop() if spare else environment()
-
-
-def _function(config: OwnEnvironmentConfig) -> Callable[..., Any]:
-    try:
-        return load_function(str(config.environment))
-    except ConfigError as error:  # it speaks of the key that it was written for
-        error.args = (str(error).replace("reward.function=", "task.environment=", 1),)
-        error.key = "task.environment"
-        raise
 
 
 def _kind(value: Any) -> str:

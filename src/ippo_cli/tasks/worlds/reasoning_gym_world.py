@@ -68,6 +68,7 @@ class ReasoningGymWorld:
 
     A wrong answer is told its score and may be corrected. The score of the answer that ends the episode is the reward,
     paid with that answer; corrected ones are paid nothing. An answer that the dataset's scoring breaks on scores 0.
+    Where that last answer was cut at a limit the agent's part is unfinished, as that of a conversation is.
     """
 
     def __init__(self, questions: Questions, config: ReasoningGymConfig) -> None:
@@ -84,7 +85,8 @@ class ReasoningGymWorld:
         return {self.agent: self.item["question"]}
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        score = self._score(actions[self.agent].text)
+        action = actions[self.agent]
+        score = self._score(action.text)
         self.turns += 1
         if self.turns == 1:
             self.first_score = score
@@ -93,6 +95,7 @@ class ReasoningGymWorld:
             observations={self.agent: f"{score:.3g}"},
             rewards={self.agent: score if done else 0.0},
             terminated=done,
+            unfinished=frozenset(() if action.finished or not done else (self.agent,)),
             parts={
                 "correct": float(score >= RIGHT),
                 "first_score": self.first_score,
