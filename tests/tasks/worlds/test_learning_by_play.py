@@ -29,7 +29,7 @@ LAKE = (
     "rollout.buffer_size=128",
     "rollout.decode_batch_size=128",
     "rollout.max_new_tokens=2",
-    "num_iterations=15",
+    "num_iterations=10",
     "evaluation.every=0",
     "checkpoint.every=0",
 )
@@ -43,4 +43,4 @@ def test_a_small_lake_that_random_play_seldom_crosses_is_crossed(tmp_path: Path)
     assert first["invalid"] < 0.5  # turns of an episode: the warm start teaches the form
     # Random play crosses in 14 % of the episodes: of 64, in 45 % never.
     assert first["score"] < 0.35
-    assert last["score"] > 0.45
+    assert last["score"] > 0.4
