@@ -208,9 +208,7 @@ def main() -> int:
     return len(done) < len(outcomes)
 
 
-def table(
-    outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]], page: str = ""
-) -> list[str]:
+def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]], page: str = "") -> list[str]:
     """A line per proof and way: held-out scores before and after, and what they are to be compared with.
 
     Lines of proofs that have no references here, as they were not asked for, stay as the page has them.
