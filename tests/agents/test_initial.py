@@ -12,10 +12,11 @@ import pytest
 import transformers.utils.hub
 from folders import model_folder
 
-from ippo_cli.agents.initial import pinned, record_file, refuse_other_vocabularies
+from ippo_cli.agents.initial import pinned, record_file, refuse_other_vocabularies, warm_start_lessons
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
+from ippo_cli.tasks.task import load_task
 from ippo_cli.training.folder import reserve_folder
 from ippo_cli.training.process import run_training
 
@@ -97,6 +98,15 @@ def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> N
     for file in other.glob("*token*"):
         file.unlink()
     critic(tmp_path, actor, other)
+
+
+def test_random_play_of_few_examples_does_not_show_the_same_answers_again_and_again() -> None:
+    config = load_config(["task=ladder"])
+    task = load_task(config.task, config.seed)
+    lessons = warm_start_lessons("climber", config, task)
+    of_the_first = {tuple(answer for _, answer in lesson) for lesson in lessons[:: len(task.train)]}
+    assert len(lessons) == 512
+    assert len(of_the_first) > 20, "an example is answered in many ways"
 
 
 @pytest.mark.slow

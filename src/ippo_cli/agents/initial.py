@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
     """
     agents = config.task.agents
     scripted = all(taught_answer(agent) is not None for agent in agents.values())
-    examples = first_examples(task.train, WARM_START_EXAMPLES if scripted else RANDOM_EPISODES)
+    # Few examples are played again and again: what is answered at random must not be learnt by heart.
+    again = cycle(first_examples(task.train, RANDOM_EPISODES))
+    examples = first_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
     environment = task_environments(config.task)()
     try:
         lessons = played_lessons(environment, agents, examples, config.seed)[name]
