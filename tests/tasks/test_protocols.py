@@ -163,7 +163,9 @@ def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
 def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
     assert speakers_of_several_turns(task("sequential", low="{letters}", high="{heard}"), ROW) == []
     assert speakers_of_several_turns(task("dialogue", 2, low="{letters}", high="{heard}"), ROW) == ["low", "high"]
-    assert speakers_of_several_turns(own("debate"), ROW) == ["pro", "contra", "judge"], "who knows what it does elsewhere"
+    assert speakers_of_several_turns(own("debate"), ROW) == ["pro", "contra", "judge"], (
+        "who knows what it does elsewhere"
+    )
 
 
 OWN = """

@@ -91,7 +91,8 @@ class Playing:
             if not ended and not told:
                 raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
             self.last = step
-            self.told = {} if step.terminated else told  # nobody reads on
+            # Nobody reads on but those whose part was cut: their state is valued.
+            self.told = {name: told[name] for name in told if not step.terminated or name in step.unfinished}
             if step.truncated and not step.terminated:
                 self.truncation = "environment"
 

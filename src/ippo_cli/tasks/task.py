@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
@@ -81,7 +82,8 @@ def most_turns(config: TaskConfig, example: Example) -> dict[str, int | None]:
     """How many turns each agent may have in an episode: of a protocol those of a dry run; None: no limit is known."""
     if isinstance(config, ConversationConfig):
         spoken = [name for name, _, _ in dry_run(config, example)]
-        return {name: None if len(spoken) >= LONGEST else spoken.count(name) for name in config.agents}
+        known = config.protocol in PROTOCOLS and len(spoken) < LONGEST  # others may go on as answers have it
+        return {name: spoken.count(name) if known else None for name in config.agents}
     limit = None
     if isinstance(config, SteppedWorldConfig):
         limit = config.max_turns

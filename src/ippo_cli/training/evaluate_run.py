@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ def _evaluate(
     config: Config, subject: Subject, root: Path, overrides: Sequence[str], identity: Sequence[str] | None = None
 ) -> Path:
     device = prepare_process(config)
+    held = ExitStack()
     try:
+        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
+        held.callback(environments.close)
         policies = {}
         for name, agent in config.task.agents.items():
             record = subject.models[name]
@@ -90,7 +94,6 @@ def _evaluate(
             "the held-out data",
             contexts,
         )
-        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
         with Console(config.tracker.console, list(policies)) as console:
             result = evaluate(
                 lambda batch, greedy: collect(
@@ -109,7 +112,6 @@ def _evaluate(
                 build_reward(config.reward, config.task.agents),
                 config,
             )
-            environments.close()
             console.samples(result.samples[: config.tracker.samples])
             primary_metric = config.task.primary_metric
             record = {
@@ -130,6 +132,7 @@ def _evaluate(
                 console.say(f"  {key:<40} {value:.4f}")
             console.say(f"written to {target}")
     finally:
+        held.close()
         distributed.shutdown()
     return target
 
