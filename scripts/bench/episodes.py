@@ -260,7 +260,7 @@ def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, flo
     Lines of proofs that have no references here, as they were not asked for, stay as the page has them.
     """
     lines = [
-        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), and mean wall time, one thread.",
+        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), mean wall time, one thread.",
         "",
         "| what | how | learnt | to compare with |",
         "|---|---|---|---|",

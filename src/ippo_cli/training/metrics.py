@@ -96,7 +96,7 @@ METRICS: dict[str, str] = {
     "time/evaluation": "seconds of the evaluation",
     "time/checkpoint": "seconds of the checkpoint that was written before this iteration",
     "perf/tokens_per_second": "generated tokens per second of the rollout, all agents and ranks",
-    "perf/samples_per_second": "rows (an agent's part of an episode) per second of the whole iteration, all agents and ranks",
+    "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }
 _PATTERNS = [
