@@ -372,7 +372,7 @@ def test_protocols_and_the_turns_that_they_take(protocol: str, turns: int, confi
 
 
 def test_a_protocol_of_ones_own_may_pay(config: Make) -> None:
-    check(config(("reward=environment",), **{"task.protocol": "my/own.py:debate"}), 1)
+    check(config(("reward=environment", "task=sorting"), **{"task.protocol": "my/own.py:debate"}), 1)
 
 
 def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make) -> None:
