@@ -109,6 +109,8 @@ def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
         ("actor.model=model", "model"),
         ("task.agents.low.critic.warm_start=./model", "model"),
         ("reward.function=score.py:score", "score.py:score"),
+        ("task.protocol=score.py:score", "score.py:score"),
+        ("+task.environment=score.py:score", "score.py:score"),
     ],
 )
 def test_what_names_a_file_or_folder_is_written_in_full(

@@ -123,11 +123,13 @@ def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(se
     assert given.valid == [row != 3 for row in range(16)]
 
 
-def test_failed_episodes_beyond_the_budget_ask_nothing_more(settings: Make) -> None:
+def test_failed_episodes_say_nothing_about_the_reward_which_is_asked_about_the_others(settings: Make) -> None:
     rows = [replace(one, failure=ValueError("the world broke") if one.index < 8 else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
-    attempt(reward, rows, ["solo"], settings(failure_budget=0.1))
-    assert reward.calls == []
+    given, failure = attempt(reward, rows, ["solo"], settings(failure_budget=0.1))
+    assert reward.calls == [[one.index for one in rows if one.index >= 8]]
+    assert given.valid == [one.index >= 8 for one in rows], "told as many as there are, and not all"
+    assert str(failure) == "the world broke"
 
 
 def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make) -> None:

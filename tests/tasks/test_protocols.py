@@ -64,6 +64,13 @@ def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
     ]
 
 
+def test_everybody_hears_all_that_was_said_at_once_whatever_their_order(task: Make) -> None:
+    config = task("parallel", 3, low="{letters}<", mid="{letters}~", high="{letters}>")
+    seen, _ = played(protocol_environment(config)(), {"low": list("adg"), "mid": list("beh"), "high": list("cfi")})
+    assert seen[1] == {"low": "\nmid: b\nhigh: c\n", "mid": "\nlow: a\nhigh: c\n", "high": "\nlow: a\nmid: b\n"}
+    assert seen[2]["mid"] == "\nlow: d\nhigh: f\n"
+
+
 def test_sequential_agents_see_the_answers_before_theirs(task: Make) -> None:
     config = task("sequential", low="{letters}<", mid="{heard}~", high="{agents.low}{agents.mid}>")
     seen, last = played(protocol_environment(config)(), {"low": [("a", False)], "mid": ["b"], "high": ["c"]})

@@ -73,4 +73,4 @@ def test_gsm8k_runs_with_a_small_model_and_its_own_reward_or_a_function(tmp_path
         assert 0 <= found[-1][f"eval/sampled/{part}"] <= 12
     sample = json.loads((folder / "samples" / "eval_00000000.jsonl").read_text().splitlines()[0])
     prompt = sample["agents"]["solver"]["prompt"]
-    assert prompt.startswith("<|user|>") == (chat == "auto")
+    assert prompt.startswith("Janet"), "what it was told, whatever a chat template writes around it"

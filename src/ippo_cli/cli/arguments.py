@@ -13,8 +13,10 @@ from ippo_cli.config.errors import ConfigError
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
+CODE = ("reward.function", "task.protocol", "task.environment")  # a file, and a name in it
 PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.function|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
+    r"\+{0,2}(task\.(train|eval)|reward\.function|task\.protocol|task\.environment"
+    r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
@@ -25,6 +27,10 @@ NOT_HYDRAS = {
     "hydra.output_subdir": "Hydra writes nothing there; choose it with output_dir= and name=",
     "hydra.job.chdir": "the run stays where it was started",
 }
+
+
+OPEN = r"task\.(environment|dataset)_args(\..+)?"
+"""Keys below which others may be typed."""
 
 
 def arguments(typed: Sequence[str]) -> list[str]:
@@ -44,6 +50,8 @@ def arguments(typed: Sequence[str]) -> list[str]:
             )
         if key in NOT_HYDRAS:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+        if re.fullmatch(OPEN, key):
+            text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
@@ -95,7 +103,7 @@ def _in_full(text: str) -> str:
     if value.startswith("[") and value.endswith("]"):
         listed = _listed(text)
         return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
-    place, colon, name = value.rpartition(":") if key.endswith("reward.function") else (value, "", "")
+    place, colon, name = value.rpartition(":") if key.endswith(CODE) else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
     found = _place_in_full(place)

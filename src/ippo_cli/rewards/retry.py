@@ -24,7 +24,7 @@ class Answers:
     divisible: bool  # whether a part may be asked about in pieces
     spare: float  # failed rows after which no more is asked: the run stops, whatever the rest would be
     parts: list[tuple[list[int], Reward]] = field(default_factory=list)
-    failed: int = 0
+    failed: int = 0  # rows for which the reward itself gave no answer
     failure: Exception | None = None  # why the first of the failed rows has no answer
 
     def take(self, rows: list[int], first: Reward | BaseException | None = None) -> None:
@@ -47,8 +47,12 @@ class Answers:
         self._divide(rows, error)
 
     def give_up(self, rows: Sequence[int], error: Exception) -> None:
-        """Count rows that have no answer, without asking about them."""
+        """Count rows that have no answer."""
         self.failed += len(rows)
+        self.leave_out(error)
+
+    def leave_out(self, error: Exception) -> None:
+        """Note why a row is not to be asked about: its episode failed, which says nothing about the reward."""
         self.failure = self.failure or error
 
     def merged(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:

@@ -97,7 +97,7 @@ def attempt(
         known = {row for part, _ in begun for row in part}
         for row, episode in enumerate(episodes):
             if episode.failure is not None:
-                answers.give_up([row], episode.failure)
+                answers.leave_out(episode.failure)
                 known.add(row)
         for part, answer in begun:
             answers.take(part, answer)

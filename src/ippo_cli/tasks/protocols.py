@@ -6,7 +6,7 @@ A protocol is an environment whose steps are what agents say. It ends by itself 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,6 +41,13 @@ class Transcript:
 
     agents: Sequence[str]
     said: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
+    at_once: list[int] = field(default_factory=list)  # of each: how many had been said before those who spoke with it
+
+    def add(self, texts: Iterable[tuple[str, str]]) -> None:
+        """What was said at once: nobody heard any of it before."""
+        before = len(self.said)
+        self.said += texts
+        self.at_once += [before] * (len(self.said) - before)
 
     def turn(self, agent: str) -> int:
         """The agent's own turn that comes next, from 1."""
@@ -57,7 +64,7 @@ class Transcript:
     def heard(self, agent: str) -> list[tuple[str, str]]:
         """What others have said since the agent's last turn."""
         own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
-        since = own[-1] + 1 if own else 0
+        since = self.at_once[own[-1]] if own else 0
         return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
 
 
@@ -103,7 +110,7 @@ class Talk:
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         # Agents that speak at once do not hear each other: what they said is noted in the task's order afterwards.
-        self.transcript.said += [(name, actions[name].text) for name in self.agents if name in actions]
+        self.transcript.add((name, actions[name].text) for name in self.agents if name in actions)
         self.cut -= set(actions)
         self.cut |= {name for name, action in actions.items() if not action.finished}
         speakers = self._next()
@@ -253,7 +260,7 @@ class TemplatedWorld:
         return self._tell(self.world.reset(example, seed))
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        self.transcript.said += [(name, action.text) for name, action in actions.items()]
+        self.transcript.add((name, action.text) for name, action in actions.items())
         self.spoken |= actions.keys()
         step = self.world.step(actions)
         return replace(step, observations=self._tell(step.observations))
