@@ -175,7 +175,9 @@ def _show_episodes(config: Config, material: Material) -> None:
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
-    _say("episodes", ", ".join([*parts, f"{config.task.num_workers} workers"] if world else parts))
+    if isinstance(config.task, WorldConfig):
+        parts.append(f"{config.task.num_workers} workers")
+    _say("episodes", ", ".join(parts))
     for name, shapes in material.shapes.items():
         length = shapes.length
         again = f", {length.row} in all its turns together" if length.row != length.sequence else ""
