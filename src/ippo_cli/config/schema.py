@@ -349,7 +349,7 @@ class TaskConfig:
 class ConversationConfig(TaskConfig):
     """Agents are told about an example, and may hear each other; a reward judges what they said."""
 
-    protocol: str  # parallel (all at once) | sequential (each hears those before) | dialogue (all hear all) | path.py:Name
+    protocol: str  # parallel (all at once) | sequential (those before are heard) | dialogue (all are) | path.py:Name
     num_turns: PositiveInt  # turns of each agent
 
     @property
