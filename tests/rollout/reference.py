@@ -66,11 +66,12 @@ def templated(
         if len(said) == rounds:
             return Told({}, terminated=True)
         flat = [(name, one[name]) for one in said for name in templates if name in one]
-        return Told({name: message(name, example, flat) for name in speakers(len(said))})
+        return Told({name: message(name, example, flat, said) for name in speakers(len(said))})
 
-    def message(agent: str, example: Example, said: Sequence[tuple[str, str]]) -> str:
-        own = [place for place, (name, _) in enumerate(said) if name == agent]
-        heard = [line for line in said[own[-1] + 1 if own else 0 :] if line[0] != agent]
+    def message(agent: str, example: Example, said: Sequence[tuple[str, str]], by_round: Sequence[Round]) -> str:
+        own = [number for number, one in enumerate(by_round) if agent in one]
+        later = by_round[own[-1] if own else 0 :]  # those who spoke with it last were not heard then
+        heard = [(name, one[name]) for one in later for name in templates if name in one and name != agent]
         text = templates[agent][1 if own else 0]
         for word, meant in {"turn": str(len(own) + 1), "transcript": lines(said), "heard": lines(heard)}.items():
             text = text.replace("{" + word + "}", meant)

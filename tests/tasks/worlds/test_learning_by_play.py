@@ -40,7 +40,7 @@ def test_a_small_lake_that_random_play_seldom_crosses_is_crossed(tmp_path: Path)
     folder = train(tmp_path, *LAKE)
     evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
     first, last = evaluation["first"], evaluation["last"]
-    assert first["invalid"] < 0.5  # turns of an episode: the warm start teaches the form
+    assert first["sampled/invalid"] < 0.5  # turns of an episode: the warm start teaches the form
     # Random play crosses in 14 % of the episodes: of 64, in 45 % never.
     assert first["score"] < 0.35
     assert last["score"] > 0.4
