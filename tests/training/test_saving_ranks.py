@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ippo_cli
-from ippo_cli.training.checkpoint import damaged
+from ippo_cli.training.checkpoint_files import damaged
 
 pytestmark = pytest.mark.slow
 SOURCE = Path(ippo_cli.__file__).parents[1]

@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.files import closest, shortest
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
 from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
+from ippo_cli.config.text import closest
+from ippo_cli.config.yaml_source import shortest
 
 HIDDEN_GROUPS = ("base", "schema")
 
