@@ -41,8 +41,8 @@ def check_own_files(overrides: Sequence[str]) -> None:
 def chosen(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Group and option of everything that may be a choice; of a sweep, all of its values."""
     for text in overrides:
-        key, found, value = text.lstrip("+").partition("=")
-        if found and re.fullmatch(r"[\w/]+", key):
+        key, equals, value = text.lstrip("+").partition("=")
+        if equals and re.fullmatch(r"[\w/]+", key):
             yield from ((key, part.strip().strip("'\"")) for part in value.split(","))
 
 
@@ -106,7 +106,7 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
         return []
     if not isinstance(node, yaml.SequenceNode):
         source.refuse(node, "defaults", "is no list", f"write one entry per line, such as '  - {SELF}'")
-    found: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     for part in node.value:
         name = _entry(source, part)
         if name is None:
@@ -117,8 +117,8 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
             groups = sorted({g for g, _ in options} | {"schema"})
             remedy = f"there are {' '.join(known)}" if known else f"there are the groups {' '.join(groups)}"
             source.refuse(part, spelled(source, part), f"names nothing that is there{closest(option, known)}", remedy)
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _entry(source: Source, node: yaml.Node) -> tuple[str, str] | None:
@@ -158,9 +158,9 @@ def _class_of(name: tuple[str, str], options: Options, seen: Sequence[tuple[str,
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
         below = _entry(source, part)
         if below is not None and below[0] in ("schema", group):
-            found = _class_of(below, options, (*seen, name))
-            if found is not None:
-                return found
+            cls = _class_of(below, options, (*seen, name))
+            if cls is not None:
+                return cls
     return None
 
 

@@ -42,7 +42,6 @@ from ippo_cli.training.random_streams import restore_rng
 from ippo_cli.training.run import RunState
 
 MAX_FAILURES_IN_A_ROW = 3
-ADAM_BYTES = 8  # two float32 moments
 INITIAL = "initial"  # what `best.json` names while no iteration was better than none
 
 
@@ -144,26 +143,26 @@ class Checkpoints:
 
     def load(self, state: State) -> Path:
         """Restore the newest intact checkpoint into freshly built agents. Raises `ResumeError` where there is none."""
-        found = distributed.on_main(lambda: newest_intact(self.folder))
-        if found is None:
+        folder = distributed.on_main(lambda: newest_intact(self.folder))
+        if folder is None:
             raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
-        stored = json.loads((found / "state.json").read_text())
+        stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
-            raise ResumeError(f"{found} was written by a version with another checkpoint format")
-        refuse_other_world_size(found, distributed.world_size())
+            raise ResumeError(f"{folder} was written by a version with another checkpoint format")
+        refuse_other_world_size(folder, distributed.world_size())
         for name, agent in state.agents.items():
             for learner in agent.learners:
-                learner.engine.load(found / name / f"engine_{learner.stage}")
+                learner.engine.load(folder / name / f"engine_{learner.stage}")
                 learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
-        state.rng = json.loads((found / f"rng_rank_{distributed.rank()}.json").read_text())
+        state.rng = json.loads((folder / f"rng_rank_{distributed.rank()}.json").read_text())
         restore_rng(state.rng)
         self._saved = state.progress.iteration
-        return found
+        return folder
 
     def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
         """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
