@@ -15,8 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
-# `reference`: rows of episodes, slowly
-for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout"):
+# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank
+for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked
