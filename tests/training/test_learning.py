@@ -36,8 +36,6 @@ EASY = [
     ("algorithm", "critic", "task", "iterations"),
     [
         ("ippo", "separate", "sorting", 60),
-        ("ppo", "separate", "sorting", 30),
-        ("ippo", "value_head", "sorting", 60),
         ("ppo", "value_head", "sorting_solo", 30),
     ],
 )
