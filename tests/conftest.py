@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Quick tests first, as what is broken everywhere shows at once; side by side slow ones, for a short end."""
     slow_first = hasattr(config, "workerinput")
     items.sort(key=lambda item: (item.get_closest_marker("slow") is not None) != slow_first)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported is never garbage, and every engine that ends collects garbage
 
 
 @pytest.hookimpl(optionalhook=True)
