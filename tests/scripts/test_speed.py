@@ -91,6 +91,7 @@ def talk(*turns: Turn) -> Episode:
         last_observations={},
         terminated=True,
         unfinished=frozenset(),
+        ended=frozenset(),
         truncation="",
         failure=None,
         parts={},

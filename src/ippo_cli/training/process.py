@@ -188,7 +188,7 @@ def build_trainer(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    continues = goes_on(config, task.train[0])
+    continues = goes_on(config)
     return Trainer(
         config=config,
         plan=plan,
