@@ -190,7 +190,8 @@ class OwnProtocol:
             def step(self, answers): ...  # likewise; nothing at the end
 
     Keys are who speaks next, values what each is told. What is returned at the end, or `(messages, rewards)` from
-    `step`, is what agents are paid: it is their score with `reward=environment`, and other rewards do not look at it.
+    `step`, is what agents are paid: it is their score with `reward=environment`, and other rewards do not look at it
+    (which is warned of), but for a function that takes `episodes`.
     """
 
     def __init__(self, made: Callable[..., Any], name: str, agents: Sequence[str]) -> None:

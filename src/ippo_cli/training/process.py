@@ -162,6 +162,15 @@ def build_trainer(
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
     console.warn(run.note(unusual))
+<<<<<<< HEAD
+=======
+
+    def poll(agent: str, done: int, rows: int) -> None:
+        console.progress(f"{agent} writes", done, rows)
+        preemption.poll()
+
+    continues = goes_on(config)
+>>>>>>> fix-episodes
     return Trainer(
         config=config,
         plan=plan,
