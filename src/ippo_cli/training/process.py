@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -229,7 +230,7 @@ def _generator(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config, task.train[0]))
+    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:
@@ -256,6 +257,7 @@ def _refuse_what_cannot_fit(
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
+    gc.freeze()  # every engine that ends collects garbage, and what was imported never is any: a second for a small run
     kind = device_kind(config.launch.device)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
     device = distributed.device_of(kind, ranks)

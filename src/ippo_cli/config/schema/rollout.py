@@ -40,7 +40,7 @@ class RolloutConfig:
     min_new_tokens: NonNegativeInt  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
     decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
-    max_prompt_tokens: PositiveInt  # a longer prompt is an error, told before the first rollout
+    max_prompt_tokens: PositiveInt  # more in a first prompt is an error; later, with history=latest, it cuts an episode
     context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for
     history: History  # what agents read later: prefix (all so far) | turns (anew, where rewritten) | latest (told last)
     recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
