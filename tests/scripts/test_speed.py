@@ -65,6 +65,7 @@ def talk(*turns: Turn) -> Episode:
         last_observations={},
         terminated=True,
         unfinished=frozenset(),
+        ended=frozenset(),
         truncation="",
         failure=None,
         parts={},

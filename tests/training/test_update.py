@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from small import a_trainer
+
+from ippo_cli.formulas import gae
+from ippo_cli.training.update import explained_variance
+from ippo_cli.types import Targets
 
 RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.every=0"]
 
@@ -149,3 +155,45 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
+
+
+def targets_of(values: torch.Tensor, returns: torch.Tensor) -> Targets:
+    mask, nothing = torch.ones(values.shape).bool(), torch.zeros(values.shape)
+    return Targets(
+        rewards=nothing,
+        values=values,
+        final_values=nothing[:, 0],
+        ref_logprobs=nothing,
+        advantages=returns - values,
+        returns=returns,
+        loss_mask=mask,
+        value_mask=mask,
+        behavior_weights=nothing + 1,
+        sample_counts=mask.sum(dim=1),
+    )
+
+
+def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(targets_of(returns, returns)) == 1.0
+    assert explained_variance(targets_of(returns - 7, returns)) == 1.0, "an error that is everywhere the same"
+    assert explained_variance(targets_of(0 * returns, returns)) == 0.0
+    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
+    worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
+    assert explained_variance(worked_out) == pytest.approx(1 - (2 / 3) / (5 / 3))
+    far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
+    assert explained_variance(far_off) < -1e4, "a critic that is far off is told, however far"
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
+@pytest.mark.parametrize("length", [1, 8, 512])
+def test_returns_that_differ_by_rounding_alone_leave_nothing_to_explain(score: float, length: int) -> None:
+    torch.manual_seed(0)
+    values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
+    rewards[:, -1] = score
+    returns = gae(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]
+    assert torch.allclose(returns, torch.tensor(score), atol=1e-4)
+    assert math.isnan(explained_variance(targets_of(values, returns)))
+    rewards[::2, -1] += 0.01
+    told = explained_variance(targets_of(values, gae(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]))
+    assert told < -10, "a hundredth is more than rounding"

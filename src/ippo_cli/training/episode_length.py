@@ -25,7 +25,7 @@ def episode_lengths(
     config: Config, task: Task, formats: Mapping[str, PromptFormat], contexts: Mapping[str, int]
 ) -> dict[str, EpisodeLength]:
     """By agent, of an episode about the first training example."""
-    turns = most_turns(config.task, task.train[0])
+    turns = most_turns(config.task)
     # One turn is as long as the limits say, whatever the example.
     told = _told(config, task, formats) if any(count != 1 for count in turns.values()) else {}
     return {name: _length(config, turns[name], told.get(name, []), context) for name, context in contexts.items()}

@@ -50,14 +50,14 @@ def preview(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> 
 
 
 def first_messages(config: Config, task: Task) -> Mapping[str, str]:
-    """What a world tells first; nothing where it fails, which is told where episodes do."""
+    """What agents are told first about the first example; nothing where that fails, which is told where episodes do."""
     try:
         environment = task_environments(config.task)()
         with closing(environment):
             return environment.reset(task.train[0], config.seed)
     except IppoError:
         raise
-    except Exception:  # whatever the user's code raises
+    except (Exception, SystemExit):  # whatever the user's code raises
         return {}
 
 
@@ -73,7 +73,10 @@ class _Reader:
         """What is new to an agent that is told something; all of it where it does not go on from what it has read."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
-            [self._conversations[agent]] = prompt_format.begin([told])
+            [conversation] = prompt_format.begin([told])
+            if not conversation.ids:
+                prompt_format.refuse(conversation.text, 0, prompt_format.max_prompt_tokens)
+            self._conversations[agent] = conversation
         else:
             conversation, said = self._conversations[agent], self._written[agent]
             before = conversation.text + said
@@ -92,7 +95,7 @@ def _played(config: Config, task: Task, reader: _Reader) -> Preview:
                 shown.turns.append(turn)
     except IppoError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         shown.end = f"failed: {located(error)}"
     return shown
 
