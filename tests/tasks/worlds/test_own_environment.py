@@ -198,7 +198,9 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
         ([({"one": False, "two": False}, {"one": False}), (False, False)], "truncated", []),
     ],
 )
-def test_whose_own_part_is_over_may_be_told_by_agent(file: str, ends: list[Any], over: str, finished: list[str]) -> None:
+def test_whose_own_part_is_over_may_be_told_by_agent(
+    file: str, ends: list[Any], over: str, finished: list[str]
+) -> None:
     world = make_environment(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
     world.reset(row(0), 0)
     first, last = (act(world, one="x", two="x") for _ in range(2))
