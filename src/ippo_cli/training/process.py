@@ -162,15 +162,6 @@ def build_trainer(
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
     console.warn(run.note(unusual))
-<<<<<<< HEAD
-=======
-
-    def poll(agent: str, done: int, rows: int) -> None:
-        console.progress(f"{agent} writes", done, rows)
-        preemption.poll()
-
-    continues = goes_on(config)
->>>>>>> fix-episodes
     return Trainer(
         config=config,
         plan=plan,
@@ -238,7 +229,7 @@ def _generator(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config, task.train[0]))
+    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:
