@@ -65,6 +65,7 @@ def overrides(root: Path, log: str) -> list[str]:
         "num_iterations=2",
         "checkpoint.every=0",
         "algorithm.credit=turn",
+        "algorithm.turn_value=first",
     ]
 
 
