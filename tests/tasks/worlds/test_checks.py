@@ -58,6 +58,7 @@ def test_a_world_that_names_nothing_is_refused(config: WorldConfig, message: str
     ("config", "message"),
     [
         (gymnasium("FrozenLake-v1", agents="a b"), r"task.agents=\{a,b\} are several, and an environment of gymnasium"),
+        (reasoning_gym("chain_sum", agents="a b"), r"task.agents=\{a,b\} are several, and a question of reasoning_gym"),
         (reasoning_gym("chain_sum", 0), "task.num_turns=0 leaves no turn"),
     ],
 )
