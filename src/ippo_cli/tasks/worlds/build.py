@@ -54,6 +54,15 @@ def make_environment(config: WorldConfig) -> Callable[[], World]:
     return own_environments(config)
 
 
+def newer_environment(config: WorldConfig) -> str | None:
+    """The newest version of the environment, where an older one is configured that the package still has."""
+    if not isinstance(config, GymnasiumConfig) or config.env_id is None:
+        return None
+    from ippo_cli.tasks.worlds.gymnasium_world import newer_environment as newer
+
+    return newer(config.env_id)
+
+
 def random_play(config: WorldConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
     """What was told and what was answered in episodes of uniformly random legal play on training examples.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
+from ippo_cli.tasks.worlds.ids import refuse_unknown
 from ippo_cli.tasks.worlds.spaces import MASK, numbers, unwritable
 from ippo_cli.types import Example
 
@@ -294,15 +296,26 @@ def _is_parallel(config: PettingzooConfig) -> bool:
 
 def _make(config: PettingzooConfig) -> Any:
     assert config.env_id is not None
+    refuse_unknown(
+        f"task.env_id={config.env_id}",
+        _as_documented(config.env_id),
+        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
+        kind="game of PettingZoo",
+        listing="import pettingzoo; pettingzoo.pprint_registry()",
+    )
     try:
         return pettingzoo.make("parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args)
     except Exception as error:  # whatever the registry's or the environment's own code raises
         raise ConfigError(
             f"task.env_id={config.env_id} task.environment_args={config.environment_args}",
-            f"cannot be made ({type(error).__name__}: {error})",
-            "its documentation names its arguments; "
-            "python -c 'import pettingzoo; pettingzoo.pprint_registry()' lists ids",
+            f"cannot be made ({type(error).__name__}: {error!s:.300})",
+            "its documentation names its arguments and what it needs",
         ) from error
+
+
+def _as_documented(env_id: str) -> str:
+    """`classic/tictactoe_v3`, as the package's pages write what its registry has as `classic/tictactoe-v3`."""
+    return re.sub(r"-(v\d+)$", r"_\1", env_id)
 
 
 def _check_seats(config: PettingzooConfig, env: Any) -> None:
