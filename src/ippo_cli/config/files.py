@@ -241,7 +241,7 @@ def _class_of(name: tuple[str, str], options: Options, seen: Sequence[tuple[str,
     listed = dict(_items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
         below = _entry(source, part)
-        if below is not None and below[0] in ("schema", group):
+        if below is not None and below[0] in ("schema", "base", group):
             found = _class_of(below, options, (*seen, name))
             if found is not None:
                 return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.errors import ConfigError
@@ -29,6 +29,7 @@ from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.warm_start import first_examples
 from ippo_cli.tasks.worlds.build import make_environment
 from ippo_cli.tasks.worlds.examples import world_examples
 from ippo_cli.types import Example
@@ -44,6 +45,7 @@ class Task:
 
     train: Sequence[Example]
     held_out: Sequence[Example]
+    dry_run: DryRun = field(default_factory=DryRun)  # the beginning of an episode about a training example
 
 
 SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
@@ -62,10 +64,13 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
-    """Read or generate the examples of a task; every agent's templates are tried on the first ones."""
+    """Read or generate the examples of a task; templates and the user's code are tried on the first ones.
+
+    Raises `ConfigError` for what cannot work.
+    """
     train, held_out = SOURCES[config.kind](config, seed)
     _try_templates(config, (train[0], held_out[0]))
-    return Task(train=train, held_out=held_out)
+    return Task(train=train, held_out=held_out, dry_run=dry_run(config, first_examples(train, TRIES), seed))
 
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:

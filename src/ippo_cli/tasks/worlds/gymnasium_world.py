@@ -97,6 +97,15 @@ class GymnasiumWorld:
 
 def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    assert config.env_id is not None
+    if ":" not in config.env_id:  # a module registers its own when it is imported
+        refuse_unknown(
+            f"task.env_id={config.env_id}",
+            config.env_id,
+            gymnasium.registry,
+            kind="environment of Gymnasium",
+            listing="import gymnasium; gymnasium.pprint_registry()",
+        )
     first = _make(config)
     known = _known(first)
     actions = _action_texts(config, first.action_space, known)
@@ -124,14 +133,6 @@ def newer_environment(env_id: str) -> str | None:
 
 def _make(config: GymnasiumConfig) -> gymnasium.Env:
     assert config.env_id is not None
-    if ":" not in config.env_id:  # a module registers its own when it is imported
-        refuse_unknown(
-            f"task.env_id={config.env_id}",
-            config.env_id,
-            gymnasium.registry,
-            kind="environment of Gymnasium",
-            listing="import gymnasium; gymnasium.pprint_registry()",
-        )
     given = f"task.env_id={config.env_id} task.environment_args={config.environment_args}"
     try:
         env = gymnasium.make(config.env_id, disable_env_checker=True, **config.environment_args)

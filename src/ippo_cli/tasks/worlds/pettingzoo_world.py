@@ -258,6 +258,14 @@ class ParallelWorld(PettingzooWorld):
 
 def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    assert config.env_id is not None
+    refuse_unknown(
+        f"task.env_id={config.env_id}",
+        _as_documented(config.env_id),
+        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
+        kind="game of PettingZoo",
+        listing="import pettingzoo; pettingzoo.pprint_registry()",
+    )
     if config.illegal_move is IllegalMove.lose:  # one warning for each illegal move, otherwise
         logging.getLogger(EnvLogger.__module__).setLevel(logging.ERROR)
     first = _make(config)
@@ -296,13 +304,6 @@ def _is_parallel(config: PettingzooConfig) -> bool:
 
 def _make(config: PettingzooConfig) -> Any:
     assert config.env_id is not None
-    refuse_unknown(
-        f"task.env_id={config.env_id}",
-        _as_documented(config.env_id),
-        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
-        kind="game of PettingZoo",
-        listing="import pettingzoo; pettingzoo.pprint_registry()",
-    )
     try:
         return pettingzoo.make("parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args)
     except Exception as error:  # whatever the registry's or the environment's own code raises
