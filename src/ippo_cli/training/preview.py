@@ -29,14 +29,14 @@ class Preview:
 
     turns: list[PreviewTurn] = field(default_factory=list)
     more: int = 0  # turns that follow
-    end: str = ""  # how it ended, where it has
+    end: str = ""  # how it ended, if it has
 
 
 def preview(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
     """The task's dry run, as far as it is shown."""
     shown, reader = task.dry_run, _Reader(formats)
     turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
-    end = "not known beyond this: it fails with placeholders as answers" if shown.failure else shown.end
+    end = "fails here with placeholders as answers" if shown.failure else shown.end or "goes on beyond what was tried"
     return Preview(turns=turns, more=len(shown.turns) - len(turns), end=end)
 
 
