@@ -42,12 +42,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: list[str], folder: Path) -> None:
-    for package in ("gymnasium", "pettingzoo", "reasoning_gym"):
-        if f"task={package}" in words and find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
     overrides = arguments(words)
     check_own_files(overrides)
     config = load_config(overrides)
+    package = config.task.kind.value
+    if package in ("gymnasium", "pettingzoo", "reasoning_gym") and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     check(config, config.launch.processes)
     build_reward(config.reward, config.task.agents)
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])

@@ -132,11 +132,11 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
 def _show_disk(config: Config, material: Material, ranks: int) -> None:
     one, most = disk_needs(config, material, ranks)
     free = free_disk(Path(config.output_dir))
-    _say("disk", f"about {_gib(one)} GiB per checkpoint, {_gib(most)} at the most; {_gib(free)} are free")
+    _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most; {_size(free)} are free")
     if most > free:
         print(
-            f"warning: checkpoints need about {_gib(most)} GiB below output_dir={config.output_dir}, which has "
-            f"{_gib(free)}; lower checkpoint.keep, or use another output_dir"
+            f"warning: checkpoints need about {_size(most)} below output_dir={config.output_dir}, which has "
+            f"{_size(free)}; lower checkpoint.keep, or use another output_dir"
         )
 
 
