@@ -80,12 +80,22 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"actor.hidden_size": 63, "actor.num_heads": 1}, 1, "actor.hidden_size=63 is odd"),
     ((JSONL, FUNCTION), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves actor=tiny"),
     ((), {"task.protocol": "debate"}, 1, "task.protocol=debate is not known"),
-    ((), {"task.protocol": "debate.py"}, 1, "task.protocol=debate.py names a file, and not what in it; write task.protocol=debate.py:NAME"),
+    (
+        (),
+        {"task.protocol": "debate.py"},
+        1,
+        "task.protocol=debate.py names a file, and not what in it",
+    ),
     ((), {"task.protocol": "sequential", "task.num_turns": 2}, 1, "task.num_turns=2 is more than the one turn"),
     ((), {"task.agents.low.turn_template": "go on"}, 1, "task.agents.low.turn_template='go on' is told from a second"),
     ((), {"rollout.history": "turns"}, 1, "rollout.history=turns would do nothing"),
     (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest would do nothing: task.kind=r"),
-    (("task=environment",), {"rollout.history": "turns", "task.max_turns": 1}, 1, "rollout.history=turns would do noth"),
+    (
+        ("task=environment",),
+        {"rollout.history": "turns", "task.max_turns": 1},
+        1,
+        "rollout.history=turns would do noth",
+    ),
     (("task=gymnasium",), {"rollout.history": "turns", "task.max_turns": 1}, 1, "rollout.history=turns would do nothi"),
     (("task=ladder",), {"rollout.history": "latest", "task.num_rungs": 1}, 1, "rollout.history=latest would do nothin"),
     ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
@@ -396,7 +406,7 @@ def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("debate.py").write_text("1 / 0\ndef argue(): ...\nclass Debate: ...\ndef _helper(): ...\n")
-    with pytest.raises(ConfigError, match="^task.protocol=debate.py names a file") as refused:
+    with pytest.raises(ConfigError, match=r"^task\.protocol=debate\.py names a file") as refused:
         check(config(**{"task.protocol": "debate.py"}), 1)
     assert str(refused.value).endswith("; use task.protocol=debate.py:argue or task.protocol=debate.py:Debate")
 

@@ -63,7 +63,17 @@ def test_every_protocol_and_world_has_a_command_and_every_key_of_a_sample_a_line
     typed = " ".join(word for words in COMMANDS for word in words) + "".join(FILES.values())
     for word in ("sequential", "dialogue", "gymnasium", "pettingzoo", "reasoning_gym", "environment", "task.protocol="):
         assert word in typed
-    assert {"pass_on.yaml", "talk.yaml", "second_look.py", "guess.py", "duel.py", "duel.yaml", "brief.py", "lake.yaml", "both.yaml"} == set(FILES)
+    assert {
+        "pass_on.yaml",
+        "talk.yaml",
+        "second_look.py",
+        "guess.py",
+        "duel.py",
+        "duel.yaml",
+        "brief.py",
+        "lake.yaml",
+        "both.yaml",
+    } == set(FILES)
     section = PAGE.split("## Samples")[1]
     [row] = sample_rows("train", [episode()], {}, 1)
     assert all(f"| `{key}` |" in section for key in row)

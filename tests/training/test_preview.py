@@ -55,7 +55,7 @@ def own_world(step: str = "", actions: str = "") -> tuple[Config, Task, dict[str
 
 
 def test_a_dialogue_is_shown_as_each_agent_reads_it_with_placeholders_for_answers() -> None:
-    config, task, formats = prepared(*TALK, "task.num_turns=2")
+    _, task, formats = prepared(*TALK, "task.num_turns=2")
     letters = task.train[0]["letters"]
     shown = preview(task, formats)
     assert [(turn.agent, turn.read, turn.written) for turn in shown.turns] == [
@@ -77,7 +77,7 @@ def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(cap
 
 
 def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
-    config, task, formats = prepared("task=ladder")
+    _, task, formats = prepared("task=ladder")
     shown = preview(task, formats)
     first = task.train[0]
     assert shown.turns[0].read == f"{first['start']}{first['stride']}>"
@@ -88,7 +88,7 @@ def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
 
 def test_a_world_that_does_not_is_played_with_placeholders(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config, task, formats = own_world()
+    _, task, formats = own_world()
     shown = preview(task, formats)
     said = "(what player says)"
     assert [(turn.read, turn.written) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
@@ -117,7 +117,11 @@ def test_how_the_shown_episode_ends_is_told(tmp_path, monkeypatch) -> None:
     ("step", "actions", "said"),
     [
         ("raise KeyError('moves')", "def actions(self): return ['1', '2']", "my_env.py:9: KeyError: 'moves'"),
-        ("return 'x', 1.0", "", r"step must return \(observation, reward, terminated, truncated, info\), not a tuple of 2"),
+        (
+            "return 'x', 1.0",
+            "",
+            r"step must return \(observation, reward, terminated, truncated, info\), not a tuple of 2",
+        ),
         ("", "def actions(self): return {}['x']", "KeyError: 'x'"),
     ],
 )

@@ -92,7 +92,8 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
             return ConfigError(
                 text,
                 f"names no agent{closest(agent[1], there.split())}",
-                f"there {'are ' + there if there else 'is none yet'}; +{name}{'' if agent[2] else '.template'}= adds one",
+                f"there {'are' if there else 'is'} {there or 'none yet'}; "
+                f"+{name}{'' if agent[2] else '.template'}= adds one",
             )
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))

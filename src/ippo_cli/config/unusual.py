@@ -113,8 +113,8 @@ def _dry_failure(settings: Settings) -> str | None:
     if not settings.dry_failure:
         return None
     return (
-        f"with placeholders such as '(what {next(iter(settings.config.task.agents))} says)' as answers an episode fails "
-        f"({settings.dry_failure}); if other answers do as well, no episode will be trained on"
+        f"an episode fails with placeholders as answers ({settings.dry_failure}); "
+        "if it fails with others as well, nothing will be trained on"
     )
 
 

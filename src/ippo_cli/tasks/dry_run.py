@@ -29,7 +29,9 @@ class Playable(Environment, Protocol):
 class DryRun:
     """How far an episode got. Legal answers, drawn at random, stand for those of agents; or else placeholders."""
 
-    turns: list[tuple[str, str, str]] = field(default_factory=list)  # agent, what it was told, what stands for its answer
+    turns: list[tuple[str, str, str]] = field(
+        default_factory=list
+    )  # agent, what it was told, what stands for its answer
     end: str = ""  # how it ended, where it has
     failure: str = ""  # what was raised, with the line of the user's code
     to_be_mended: bool = False  # whether no answer can be the reason of the failure

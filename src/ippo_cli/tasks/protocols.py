@@ -192,7 +192,9 @@ class OwnProtocol:
         else:
             self.running = self.made(own, list(self.agents))
             if not isinstance(self.running, Generator):
-                raise WrongReturn(f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}")
+                raise WrongReturn(
+                    f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}"
+                )
             told, _ = self._resume(lambda: next(self.running))
         if not told:
             raise ValueError(f"{self.name} tells nobody anything at first; it must begin with who speaks")

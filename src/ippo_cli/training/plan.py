@@ -115,8 +115,8 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     _say("memory", f"per rank at the greatest moment of each phase: {phases}")
     _say(
         "",
-        f"of these {_size(memory.certain)} are weights, gradients and optimizer; the rest is estimated from the longest "
-        f"sequences{f'; the rollout keeps at most {_size(memory.parked)} of earlier turns' if memory.parked else ''}"
+        f"of these {_size(memory.certain)} are weights, gradients and optimizer; the rest is estimated from the "
+        f"longest sequences{f'; the rollout keeps at most {_size(memory.parked)} of earlier turns' if memory.parked else ''}"
         f"{f'; and {_size(memory.host)} in host memory' if memory.host else ''}",
     )
     if machine.device == "cuda":

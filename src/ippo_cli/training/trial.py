@@ -1,4 +1,4 @@
-"""What is wrong with a run's task, environment or reward, told before anything is written and any model is looked at."""
+"""What is wrong with a run's task, environment or reward, told before anything is written or any model looked at."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+
 import gymnasium
 import numpy as np
 import pytest
@@ -176,10 +177,16 @@ def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (configured("FrozenLake-v7"), "^task.env_id=FrozenLake-v7 is a version that is not there .any more.; use FrozenLake-v1$"),
+        (
+            configured("FrozenLake-v7"),
+            "^task.env_id=FrozenLake-v7 is a version that is not there .any more.; use FrozenLake-v1$",
+        ),
         (configured("Taxi-v3"), "use Taxi-v4$"),
         (configured("FrozenLake"), "^task.env_id=FrozenLake names no version; use FrozenLake-v1$"),
-        (configured("frozenlak-v1"), "^task.env_id=frozenlak-v1 is no environment of Gymnasium; use FrozenLake.*-v1.*; python -c"),
+        (
+            configured("frozenlak-v1"),
+            "^task.env_id=frozenlak-v1 is no environment of Gymnasium; use FrozenLake.*-v1.*; python -c",
+        ),
         (configured("nowhere:Lake-v0"), "cannot be made .ModuleNotFoundError: No module named 'nowhere'"),
         (configured("FrozenLake-v1", is_wet=True), "task.environment_args={'is_wet': True} cannot be made"),
         (configured("FrozenLake-v1", map_name=None), "draws a map of its own in every process; give"),

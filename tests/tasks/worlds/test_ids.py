@@ -8,7 +8,16 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.worlds.ids import newer_version, refuse_unknown
 
 pytestmark = pytest.mark.needs_no_package
-KNOWN = ("classic/chess_v6", "classic/tictactoe_v3", "classic/rps_v2", "Lake-v1", "Lake-v2", "Lake-v10", "Plain", "sums")
+KNOWN = (
+    "classic/chess_v6",
+    "classic/tictactoe_v3",
+    "classic/rps_v2",
+    "Lake-v1",
+    "Lake-v2",
+    "Lake-v10",
+    "Plain",
+    "sums",
+)
 
 
 def told(name: str) -> str:
@@ -28,7 +37,10 @@ def test_a_name_that_is_there_is_let_through() -> None:
         ("Lake-v0", "task.env_id=Lake-v0 is a version that is not there (any more); use Lake-v10"),
         ("Lake", "task.env_id=Lake names no version; use Lake-v10"),
         ("lake-v1", "task.env_id=lake-v1 is no game; use Lake-v10; python -c 'import x; x.show()' lists all"),
-        ("tictactoe", "task.env_id=tictactoe is no game; use classic/tictactoe_v3; python -c 'import x; x.show()' lists all"),
+        (
+            "tictactoe",
+            "task.env_id=tictactoe is no game; use classic/tictactoe_v3; python -c 'import x; x.show()' lists all",
+        ),
         ("clasic/ches_v6", "task.env_id=clasic/ches_v6 is no game; use classic/chess_v6"),
     ],
 )

@@ -176,9 +176,15 @@ def test_a_game_is_cut_at_max_turns_of_an_agent_and_is_neither_won_nor_lost() ->
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (pettingzoo("classic/checkers_v1"), "^task.env_id=classic/checkers_v1 is no game of PettingZoo; use .*classic/chess_v6"),
+        (
+            pettingzoo("classic/checkers_v1"),
+            "^task.env_id=classic/checkers_v1 is no game of PettingZoo; use .*classic/chess_v6",
+        ),
         (pettingzoo("tictactoe_v3"), "is no game of PettingZoo; use classic/tictactoe_v3"),
-        (pettingzoo("classic/tictactoe_v2"), "^task.env_id=classic/tictactoe_v2 is a version .*; use classic/tictactoe_v3$"),
+        (
+            pettingzoo("classic/tictactoe_v2"),
+            "^task.env_id=classic/tictactoe_v2 is a version .*; use classic/tictactoe_v3$",
+        ),
         (pettingzoo("classic/tictactoe"), "names no version; use classic/tictactoe_v3$"),
         (pettingzoo("classic/tictactoe-v1"), "use classic/tictactoe_v3$"),
         (pettingzoo(HANDS, rounds=3), "{'rounds': 3} cannot be made"),

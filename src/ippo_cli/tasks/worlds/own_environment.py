@@ -91,7 +91,9 @@ class OwnEnvironment:
         self.by_agent = not isinstance(told, str)
         observations = {self.agents[0]: told} if isinstance(told, str) else told
         if isinstance(told, str) and len(self.agents) > 1:
-            raise WrongReturn(f"{self.name}: {method} must return a dict from agent to text: the task has several agents")
+            raise WrongReturn(
+                f"{self.name}: {method} must return a dict from agent to text: the task has several agents"
+            )
         if not isinstance(observations, Mapping):
             raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
         for agent, text in observations.items():
@@ -121,7 +123,9 @@ def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironmen
     def environment() -> OwnEnvironment:
         made = make(**config.environment_args)
         if missing := [method for method in METHODS if not callable(getattr(made, method, None))]:
-            raise WrongReturn(f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}")
+            raise WrongReturn(
+                f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}"
+            )
         return OwnEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
 
     try:
