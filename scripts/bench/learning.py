@@ -61,7 +61,7 @@ def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequ
     seconds, size = 0.0, OmegaConf.load(folder / "config.yaml").rollout.buffer_size
     for row in rows:
         samples = row["iteration"] * size
-        trained = [value for key, value in row.items() if key.endswith("/score/mean")]
+        trained = [value for key, value in row.items() if key.endswith("/score/mean") and value is not None]
         if trained:  # the row of iteration 0 is an evaluation alone
             seconds += row["time/iteration"]
             score = statistics.fmean(trained)

@@ -100,7 +100,8 @@ class Episode:
     final: Mapping[str, list[int]]  # what an agent would have read next, where it was told something at the end
     last_observations: Mapping[str, str]  # what it was told then
     terminated: bool  # it ended by itself; False: cut, and what was still to come is not known
-    unfinished: frozenset[str]  # agents whose last response was cut although the episode has terminated
+    unfinished: frozenset[str]  # agents whose part was cut although the episode has terminated
+    ended: frozenset[str]  # agents whose own part has ended by itself, whatever became of the episode
     truncation: str  # why it was cut: environment, turns or context; empty where it was not
     failure: Exception | None  # what its environment raised: there is no reward then
     parts: Mapping[str, float]  # further numbers of the environment, for the log
@@ -111,7 +112,7 @@ class Episode:
 
     def finished(self, agent: str) -> bool:
         """Whether an agent's part ended by itself; False means truncated."""
-        return self.terminated and agent not in self.unfinished
+        return agent in self.ended or (self.terminated and agent not in self.unfinished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

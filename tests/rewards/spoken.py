@@ -24,6 +24,7 @@ def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
         "last_observations": {},
         "terminated": True,
         "unfinished": frozenset(),
+        "ended": frozenset(),
         "truncation": "",
         "failure": None,
         "parts": {},

@@ -15,6 +15,7 @@ from players import Players, Rounds, said
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
 from ippo_cli.rollout import playing
 from ippo_cli.rollout.generator import Draws
+from ippo_cli.rollout.rows import to_rows
 from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Episode, Example
 
@@ -361,12 +362,90 @@ def test_an_episode_that_is_cut_is_told_of_with_its_last_words(players: Players)
         assert one.final.keys() == {"low", "high"}
 
 
-def test_a_prompt_that_fills_the_context_is_an_error_and_no_empty_response(players: Players) -> None:
-    class Wordy(Rounds):
-        def told(self) -> dict[str, str]:
-            return {"low": "x" * (3 + 3 * (self.row == 1)), "high": "x"}
+class Wordy(Rounds):
+    """Row 1 begins with six letters, row 2 with more than 300, row 3 with none."""
 
-    found = players.play(Wordy, range(2), context_limit=7, max_new_tokens=4)
-    assert len(found[1].turns[0].completion.ids) == 1
-    with pytest.raises(ConfigError, match=r"agent low's prompt of 6 tokens, which leaves no room .* context of 6"):
-        players.play(Wordy, range(2), context_limit=6, max_new_tokens=4)
+    def length(self, row: int) -> int:
+        return 1
+
+    def told(self) -> dict[str, str]:
+        return {"low": "x" * {1: 6, 2: 301, 3: 0}.get(self.row, 3), "high": "x"}
+
+
+@pytest.mark.parametrize("history", ["prefix", "latest"])
+def test_a_first_prompt_that_cannot_be_asked_fails_its_episode_and_no_other(history: str) -> None:
+    players = Players("low", "high", history=history)
+    found = players.play(Wordy, range(5), context_limit=7, max_new_tokens=4)
+    assert len(found[1].turns[0].completion.ids) == 1, "there was room for one token"
+    assert [one.failure is None for one in found] == [True, True, False, False, True]
+    found = players.play(Wordy, range(5), context_limit=6, max_new_tokens=4)
+    assert [str(one.failure or "").partition(";")[0] for one in found] == [
+        "",
+        "rollout.max_prompt_tokens=300 lets in agent low's prompt of 6 tokens, 'xxxxxx', which leaves no room for a "
+        "response in its context of 6",
+        f"rollout.max_prompt_tokens=300 does not allow agent low's prompt of 301 tokens, {'x' * 60!r}",
+        "rollout.max_prompt_tokens=300 does not allow agent low's prompt of 0 tokens, ''",
+        "",
+    ]
+    for row in (1, 2, 3):
+        assert (found[row].turns, found[row].terminated, found[row].truncation) == ([], False, "")
+
+
+class Growing(Rounds):
+    """What row 1 is told grows by 40 letters in each round; row 2 is told nothing later, rows 3 and 4 at the end."""
+
+    def length(self, row: int) -> int:
+        return 12
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        if self.row in (3, 4) and self.number == 2:
+            return Step(observations={"low": "", "high": "x" * (1 if self.row == 3 else 301)}, truncated=True)
+        return step
+
+    def told(self) -> dict[str, str]:
+        first = "" if self.row == 2 and self.number else "x" * (1 + 40 * self.number * (self.row == 1))
+        return {"low": first, "high": "x"}
+
+
+def test_a_later_prompt_that_is_too_long_ends_the_episode_and_an_empty_one_fails_it() -> None:
+    found = Players("low", "high", history="latest").play(Growing, range(5))
+    plain, long, empty, silent, wordy = found
+    assert (len(plain.turns), plain.terminated) == (24, True)
+    assert (len(long.turns), long.truncation, long.failure) == (16, "context", None), "at 1 + 8 * 40 letters"
+    assert (long.last_observations["low"], sorted(long.final)) == ("x" * 321, ["high"])
+    assert "agent low's prompt of 0 tokens" in str(empty.failure)
+    assert (len(empty.turns), empty.truncation) == (2, "")
+    for one, final in ((silent, ["high"]), (wordy, [])):
+        assert (one.truncation, one.failure, sorted(one.final)) == ("environment", None, final)
+
+
+class OneLeaves(Rounds):
+    """The part of `low` ends with its first round; `high` goes on until it is cut, in row 1 by its context."""
+
+    def length(self, row: int) -> int:
+        return 1 << 30 if row == 1 else 3
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        if step.terminated:
+            return Step(observations=super().told(), truncated=True)
+        return Step(observations=self.told(), ended=frozenset({"low"} if self.number == 1 else ()))
+
+    def told(self) -> dict[str, str]:
+        return {"high": f"{self.number}:"} if self.number else super().told()
+
+
+def test_an_agent_whose_own_part_has_ended_is_finished_though_the_episode_is_cut(players: Players) -> None:
+    found = players.play(OneLeaves, range(2), context_limit=40)
+    assert [one.truncation for one in found] == ["environment", "context"]
+    for one in found:
+        assert not one.terminated
+        assert (one.finished("low"), one.finished("high")) == (True, False)
+        assert len(one.of("low")) == 1
+        assert "low" not in one.final, "there is nothing to go on with"
+    assert sorted(found[0].last_observations) == ["high", "low"]
+    rows = {name: to_rows(found, name, device=torch.device("cpu"), filtered=False) for name in ("low", "high")}
+    assert rows["low"].finished.tolist() == [True, True]
+    assert rows["high"].finished.tolist() == [False, False]
+    assert rows["low"].length.tolist() == rows["low"].response_mask.sum(dim=1).tolist()

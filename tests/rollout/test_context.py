@@ -1,14 +1,12 @@
-"""What leaves no room for an answer is refused before a token is sampled."""
+"""What leaves no room for an answer fails before a token is sampled."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.collect import collect
@@ -16,22 +14,22 @@ from ippo_cli.rollout.generator import Draws, HfGenerator
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import task_environments
-from ippo_cli.types import Batch
+from ippo_cli.types import Batch, Episode
 
 
-def test_a_prompt_that_fills_the_context_is_an_error_and_no_empty_response(asked: Any, llama: Any) -> None:
+def test_a_prompt_that_fills_the_context_is_a_failure_and_no_empty_response(asked: Any, llama: Any) -> None:
     config = load_config(["task=sorting_solo", "task.agents.solo.template='{letters}'", "rollout.max_new_tokens=4"])
     policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
     batch = Batch(examples=[{"letters": "abc"}, {"letters": "abcdef"}], index=torch.arange(2))
 
-    def turns(context_limit: int) -> list[int]:
+    def played(context_limit: int) -> list[Episode]:
         config.rollout.context_limit = context_limit
         generator = HfGenerator({"solo": policy}, config.rollout)
         formats = {"solo": PromptFormat("solo", asked.tokenizer, max_prompt_tokens=64)}
         environments = EnvironmentPool(task_environments(config.task))
-        episodes = collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))
-        return [len(episode.turns[0].completion.ids) for episode in episodes]
+        return collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))
 
-    assert turns(7)[1] == 1
-    with pytest.raises(ConfigError, match=r"agent solo's prompt of 6 tokens, which leaves no room .* context of 6"):
-        turns(6)
+    assert len(played(7)[1].turns[0].completion.ids) == 1
+    fits, long = played(6)
+    assert (fits.failure, long.turns) == (None, [])
+    assert "agent solo's prompt of 6 tokens, 'abcdef', which leaves no room" in str(long.failure)

@@ -118,9 +118,9 @@ def test_a_system_message_that_no_chat_template_would_write_is_refused(formats: 
 def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
     fits, long = made.begin("low", {"letters": "abcde"}, {"letters": "abcdef"})
-    made.formats["low"].refuse(fits.text, len(fits.ids))
+    made.formats["low"].refuse(fits.text, len(fits.ids), 99)
     with pytest.raises(ConfigError) as raised:
-        made.formats["low"].refuse(long.text, len(long.ids))
+        made.formats["low"].refuse(long.text, len(long.ids), 99)
     said = str(raised.value)
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
@@ -163,8 +163,10 @@ def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
 
 
 def test_an_empty_prompt_is_an_error(formats: Make) -> None:
+    made = formats(low={"template": ""})
+    (empty,) = made.begin("low", {"letters": "a"})
     with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
-        formats(low={"template": ""}).begin("low", {"letters": "a"})
+        made.formats["low"].refuse(empty.text, len(empty.ids), 99)
 
 
 def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:

@@ -11,6 +11,7 @@ from spoken import episode
 
 from ippo_cli.training.metrics import (
     METRICS,
+    greedy_metrics,
     is_documented,
     prefixed,
     rollout_metrics,
@@ -164,6 +165,36 @@ def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
     found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
     assert found["rollout/filter_gap"] == pytest.approx(3.5)
     assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
+
+
+def test_of_an_agent_that_never_spoke_there_are_no_numbers() -> None:
+    rollout, scores, targets = buffer()
+    nobody = torch.zeros_like(MASK)
+    rollout = replace(rollout, response_mask=nobody, finished=torch.tensor([True, False, False]))
+    scores = replace(scores, valid=torch.zeros(3).bool(), failed=torch.zeros(3).bool())
+    targets = replace(targets, loss_mask=nobody, value_mask=nobody)
+    found = rollout_metrics(rollout, scores, targets, kl_coef=0.25) | greedy_metrics(rollout, scores)
+    found |= target_metrics(rollout, targets, has_values=True)
+    found |= turn_metrics([episode() for _ in range(3)], "low", rollout, scores, 1)
+    told = {name: value for name, value in found.items() if not math.isnan(value)}
+    assert told == {
+        "rollout/response_length": 0.0,
+        "score/failed_share": 0.0,
+        "kl/reward_coef": 0.25,
+        "targets/drawn_share": 2 / 3,
+        "rollout/turns": 0.0,
+        "rollout/observation_tokens": 2.0,
+        "rollout/overflow_share": 0.0,
+    }
+    assert {"score/mean", "score/std", "score/greedy", "rollout/truncated_share", "rollout/cut_share"} <= found.keys()
+
+
+def test_rows_in_which_an_agent_did_not_speak_are_no_truncated_ones() -> None:
+    rollout, scores, targets = buffer()
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool(), finished=torch.zeros(3).bool())
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 1.0
+    silent = replace(silent, finished=torch.tensor([True, False, False]))
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 0.5
 
 
 def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:

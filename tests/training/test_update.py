@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from small import a_trainer
+
+from ippo_cli.formulas import gae
+from ippo_cli.training.update import explained_variance
+from ippo_cli.types import Targets
 
 RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.every=0"]
 
@@ -23,8 +29,16 @@ def one_iteration(root, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize("critic", ["separate", "value_head"])
+@pytest.mark.parametrize(
+    ("mode", "critic"),
+    [
+        ("token-mean", "separate"),
+        ("token-mean", "value_head"),
+        ("seq-mean-token-sum", "value_head"),
+        ("seq-mean-token-mean", "separate"),
+        ("seq-mean-token-sum-norm", "value_head"),
+    ],
+)
 def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, mode, critic):
     keys = [f"algorithm.loss_aggregation={mode}", f"critic={critic}", "algorithm.entropy_coef=0.01"]
     whole, _ = one_iteration(tmp_path, *keys)
@@ -115,17 +129,16 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["reward.reward_batch_rows=3", "deepspeed.forward_batch_tokens=20"])
-def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path, key):
-    rows = [
-        one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1", *keys)[
-            0
-        ]
-        for keys in ((), (key,))
-    ]
-    assert rows[0].keys() == rows[1].keys()
-    for name, value in rows[0].items():
-        assert rows[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path):
+    common = ("algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1")
+    plain, *others = (
+        one_iteration(tmp_path, *common, *keys)[0]
+        for keys in ((), ("reward.reward_batch_rows=3",), ("deepspeed.forward_batch_tokens=20",))
+    )
+    for other in others:
+        assert other.keys() == plain.keys()
+        for name, value in plain.items():
+            assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.slow
@@ -142,3 +155,45 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
+
+
+def targets_of(values: torch.Tensor, returns: torch.Tensor) -> Targets:
+    mask, nothing = torch.ones(values.shape).bool(), torch.zeros(values.shape)
+    return Targets(
+        rewards=nothing,
+        values=values,
+        final_values=nothing[:, 0],
+        ref_logprobs=nothing,
+        advantages=returns - values,
+        returns=returns,
+        loss_mask=mask,
+        value_mask=mask,
+        behavior_weights=nothing + 1,
+        sample_counts=mask.sum(dim=1),
+    )
+
+
+def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(targets_of(returns, returns)) == 1.0
+    assert explained_variance(targets_of(returns - 7, returns)) == 1.0, "an error that is everywhere the same"
+    assert explained_variance(targets_of(0 * returns, returns)) == 0.0
+    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
+    worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
+    assert explained_variance(worked_out) == pytest.approx(1 - (2 / 3) / (5 / 3))
+    far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
+    assert explained_variance(far_off) < -1e4, "a critic that is far off is told, however far"
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
+@pytest.mark.parametrize("length", [1, 8, 512])
+def test_returns_that_differ_by_rounding_alone_leave_nothing_to_explain(score: float, length: int) -> None:
+    torch.manual_seed(0)
+    values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
+    rewards[:, -1] = score
+    returns = gae(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]
+    assert torch.allclose(returns, torch.tensor(score), atol=1e-4)
+    assert math.isnan(explained_variance(targets_of(values, returns)))
+    rewards[::2, -1] += 0.01
+    told = explained_variance(targets_of(values, gae(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]))
+    assert told < -10, "a hundredth is more than rounding"

@@ -32,6 +32,7 @@ from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
 from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
+from ippo_cli.tasks.task import response_budgets
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 
@@ -70,11 +71,12 @@ def _build_agent(
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
     reference = _reference(agent.actor, weights, references, device) if needs_reference else None
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
+    budget = response_budgets(config)[name]
     return Agent(
         name=name,
         tokenizer=tokenizer,
-        actor=_actor_learner(config, policy, agent.actor, agent.critic, reference, chunk_tokens, device),
-        critic=_critic_learner(config, agent.actor, agent.critic, weights, device) if separate else None,
+        actor=_actor_learner(config, policy, agent.actor, agent.critic, reference, chunk_tokens, budget, device),
+        critic=_critic_learner(config, agent.actor, agent.critic, weights, budget, device) if separate else None,
         reference=reference,
         temperature=config.rollout.temperature,
         chunk_tokens=chunk_tokens,
@@ -92,6 +94,7 @@ def _actor_learner(
     critic: CriticConfig,
     reference: Policy | None,
     chunk_tokens: int,
+    response_budget: int,
     device: torch.device,
 ) -> Learner:
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
@@ -108,7 +111,7 @@ def _actor_learner(
         engine=_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
         objective=objective(
             config=config.algorithm,
-            response_budget=config.rollout.max_new_tokens,
+            response_budget=response_budget,
             temperature=config.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
@@ -122,7 +125,12 @@ def _actor_learner(
 
 
 def _critic_learner(
-    config: Config, actor: ActorConfig, critic: CriticConfig, weights: str, device: torch.device
+    config: Config,
+    actor: ActorConfig,
+    critic: CriticConfig,
+    weights: str,
+    response_budget: int,
+    device: torch.device,
 ) -> Learner:
     assert isinstance(critic, SeparateCriticConfig)
     model = load_critic(critic, weights, actor.revision)
@@ -130,7 +138,7 @@ def _critic_learner(
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return Learner(
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
-        objective=ValueObjective(config=config.algorithm, response_budget=config.rollout.max_new_tokens),
+        objective=ValueObjective(config=config.algorithm, response_budget=response_budget),
         optimizer=critic,
         mini_batch_size=critic_mini_batch_size(config, critic),
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,

@@ -57,7 +57,7 @@ class PolicyObjective:
 
     stage: ClassVar[str] = "policy"
     config: AlgorithmConfig
-    response_budget: int  # rollout.max_new_tokens: the constant of loss_aggregation=seq-mean-token-sum-norm
+    response_budget: int  # tokens of all of an agent's turns: the constant of loss_aggregation=seq-mean-token-sum-norm
     temperature: float
     chunk_tokens: int
     reference: Policy | None  # where the loss has the exact divergence from it; None elsewhere

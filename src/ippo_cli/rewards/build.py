@@ -41,6 +41,11 @@ def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> Rew
     return OfResponses(function, names, with_episodes=function.with_episodes)
 
 
+def reads_payments(reward: RewardFunction) -> bool:
+    """Whether a reward may look at what an environment or protocol pays."""
+    return isinstance(reward, EnvironmentReward) or (isinstance(reward, OfResponses) and reward.with_episodes)
+
+
 def _answers(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> dict[str, str]:
     """The reference answers that there are, as templates, by agent; `ConfigError` where there is none."""
     answers = {name: agent.answer for name, agent in agents.items() if agent.answer is not None}

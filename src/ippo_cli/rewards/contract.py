@@ -60,7 +60,7 @@ def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) 
         if given and set(given) != set(agents):
             raise ValueError(f"'{name}' numbers must be given for {sorted(agents)}, not for {sorted(given)}")
     for name in reward.parts:
-        if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED_PARTS:
+        if part_name(name) != name:
             raise ValueError(
                 f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
                 "of " + " ".join(RESERVED_PARTS)
@@ -79,6 +79,15 @@ def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) 
         parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
         valid=None if reward.valid is None else [bool(x) for x in _numbers("valid", reward.valid, rows)],
     )
+
+
+def part_name(name: object) -> str:
+    """The name under which a part is logged that is called something: the same, if that can be part of a metric's name.
+
+    Other characters become `_`, and what a metric is called already begins with `info_`: `score` is `info_score`.
+    """
+    written = re.sub(r"[^\w.-]", "_", str(name)) or "_"
+    return f"info_{written}" if written in RESERVED_PARTS else written
 
 
 def _nested(name: str, given: Sequence[Any], lengths: Sequence[int], what: str) -> list[list[float]]:

@@ -22,12 +22,12 @@ class OfResponses:
     """
 
     def __init__(self, function: ResponseReward, agents: Sequence[str], *, with_episodes: bool = False) -> None:
-        self.function, self.agents, self._with_episodes = function, list(agents), with_episodes
+        self.function, self.agents, self.with_episodes = function, list(agents), with_episodes
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         examples: list[Example] = [episode.example for episode in episodes]
         further: dict[str, list[Episode]] = (
-            {"episodes": [_copied(episode) for episode in episodes]} if self._with_episodes else {}
+            {"episodes": [_copied(episode) for episode in episodes]} if self.with_episodes else {}
         )
         return self.function(examples, last_texts(episodes, self.agents), **further)
 

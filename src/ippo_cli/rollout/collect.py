@@ -32,9 +32,9 @@ def collect(
     All episodes that wait for the same agent are continued together, agents in the order of `formats`; then every
     environment whose agents have answered takes its step. Collective: ranks whose episodes are over wait for others.
 
-    What an environment raises fails its episode and no other; a mistake in the configuration is raised. An episode ends
-    as truncated where a later prompt leaves no room for an answer in an agent's context; where a first one does not,
-    that is a `ConfigError`.
+    What an environment raises fails its episode and no other; a mistake in the configuration is raised. An episode
+    fails as well where its first prompts are too long, or any has no token; where a later one is too long, it ends as
+    truncated.
 
     `poll` is called while slow environments are waited for, and may raise. `on_episodes` is told of episodes that are
     over while others go on: after each step; and where environments have one worker, which are those that answer at
@@ -125,19 +125,22 @@ def _tell(playing: Sequence[Playing], formats: Mapping[str, PromptFormat], limit
                 [one.told[agent] for one in later],
             )
         for one, conversation in zip(first, prompt_format.begin([one.told[agent] for one in first]), strict=True):
-            if not one.turns:  # later ones hold what was said, and do not fail a run by being long
-                prompt_format.refuse(conversation.text, len(conversation.ids))
-                _refuse_too_long(agent, len(conversation.ids), limits[agent], prompt_format)
             one.conversations[agent] = conversation
+    room = {agent: prompt_format.room(limits[agent]) for agent, prompt_format in formats.items()}
     for one in told:
-        one.read(limits)
+        if (refusal := _refusal(one, formats, limits)) is not None:
+            one.fail(refusal)
+        one.read(room)
 
 
-def _refuse_too_long(agent: str, tokens: int, limit: int, prompt_format: PromptFormat) -> None:
-    if tokens >= limit:
-        raise ConfigError(
-            f"rollout.max_prompt_tokens={prompt_format.max_prompt_tokens}",
-            f"lets in agent {agent}'s prompt of {tokens} tokens, which leaves no room for a response in its context of "
-            f"{limit}",
-            "shorten the prompts, or use a model with a longer context",
-        )
+def _refusal(one: Playing, formats: Mapping[str, PromptFormat], limits: Mapping[str, int]) -> Exception | None:
+    """Why an episode's prompts cannot be asked: told of that episode, and nothing that others need fail by."""
+    for agent in () if one.over else one.told:
+        conversation = one.conversations[agent]
+        if one.turns and conversation.ids:  # what is too long later ends an episode, and does not fail it
+            continue
+        try:
+            formats[agent].refuse(conversation.text, len(conversation.ids), limits[agent])
+        except ConfigError as error:
+            return ValueError(str(error))
+    return None

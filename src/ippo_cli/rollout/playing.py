@@ -34,6 +34,7 @@ class Playing:
     rewards: list[Mapping[str, float]] = field(default_factory=list)
     final: dict[str, list[int]] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)  # agents whose own part is over
     last: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
@@ -91,8 +92,10 @@ class Playing:
             if not ended and not told:
                 raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
             self.last = step
-            # Nobody reads on but those whose part was cut: their state is valued.
-            self.told = {name: told[name] for name in told if not step.terminated or name in step.unfinished}
+            self.ended |= step.ended
+            # At the end nobody reads on but those whose part was cut: their state is valued.
+            cut = step.unfinished if step.terminated else told.keys() - self.ended
+            self.told = {name: told[name] for name in told if not ended or name in cut}
             if step.truncated and not step.terminated:
                 self.truncation = "environment"
 
@@ -100,10 +103,14 @@ class Playing:
         """What an agent wrote last."""
         return next(turn.completion for turn in reversed(self.turns) if turn.agent == agent)
 
-    def read(self, limits: Mapping[str, int]) -> None:
-        """Wait for those who were told something, whose prompts hold it now; end where one has no room to answer."""
+    def fail(self, error: Exception) -> None:
+        """End it without a reward."""
+        self.failure, self.told = error, {}
+
+    def read(self, room: Mapping[str, int]) -> None:
+        """Wait for those who were told something, whose prompts hold it now; end where one is not below its `room`."""
         prompts = {agent: self.conversations[agent].ids for agent in self.told}
-        fits = {agent: len(ids) < limits[agent] for agent, ids in prompts.items()}
+        fits = {agent: 0 < len(ids) < room[agent] for agent, ids in prompts.items()}
         if not self.over and not all(fits.values()):
             self.truncation = "context"
         if self.over:
@@ -129,6 +136,7 @@ class Playing:
             last_observations=dict(self.last.observations) if self.last is not None and self.over else {},
             terminated=self.last is not None and self.last.terminated and self.failure is None,
             unfinished=frozenset() if self.last is None else self.last.unfinished,
+            ended=frozenset(self.ended),
             truncation=self.truncation,
             failure=self.failure,
             parts=self.parts,
@@ -142,7 +150,7 @@ class Playing:
             yield
         except (Exception, SystemExit) as error:
             # A mistake in the configuration is raised: no episode would survive it.
-            self.failure, self.told = as_failure(error), {}
+            self.fail(as_failure(error))
         finally:
             self.busy = False
 

@@ -76,14 +76,10 @@ class PromptFormat:
         """Conversations in which the agent was told one thing each, and is to answer."""
         begun = [self._first_messages(observation) for observation in observations]
         texts = [self._written(messages) for messages in begun]
-        made = [
+        return [
             Conversation(messages=messages, text=text, ids=ids)
             for messages, text, ids in zip(begun, texts, self._ids(texts), strict=True)
         ]
-        for conversation in made:
-            if not conversation.ids:
-                self.refuse(conversation.text, 0)
-        return made
 
     def extend(
         self, conversations: Sequence[Conversation], completions: Sequence[Completion], observations: Sequence[str]
@@ -201,13 +197,28 @@ class PromptFormat:
         """What the agent reads where it is told one thing."""
         return self._written(self._first_messages(observation))
 
-    def refuse(self, text: str, length: int, place: str = ",") -> None:
-        """Raise `ConfigError` for a prompt of no tokens, or of more than are allowed."""
+    def room(self, context: int) -> int:
+        """Tokens that a prompt must stay below which is not the first of its episode.
+
+        What was said before may fill the context; where nothing but the latest is read, every prompt is a whole one.
+        """
+        return min(context, self.max_prompt_tokens + 1) if self.history == "latest" else context
+
+    def refuse(self, text: str, length: int, context: int, place: str = ",") -> None:
+        """Raise `ConfigError` for a first prompt of no tokens, of more than are allowed, or that leaves no room."""
+        setting, prompt = f"rollout.max_prompt_tokens={self.max_prompt_tokens}", f"agent {self.agent}'s prompt"
         if not 0 < length <= self.max_prompt_tokens:
             raise ConfigError(
-                f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
-                f"does not allow agent {self.agent}'s prompt of {length} tokens{place} {text[:60]!r}",
+                setting,
+                f"does not allow {prompt} of {length} tokens{place} {text[:60]!r}",
                 "raise it, or shorten the prompts" if length else "prompts must have a token",
+            )
+        if length >= context:
+            raise ConfigError(
+                setting,
+                f"lets in {prompt} of {length} tokens{place} {text[:60]!r}, which leaves no room for a response in its "
+                f"context of {context}",
+                "shorten the prompts, or use a model with a longer context",
             )
 
     def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
@@ -223,14 +234,7 @@ class PromptFormat:
         suspects = [(row, self.text(told)) for row, told in rows if not 0 < len(told.encode()) <= room]
         ids = self._ids([text for _, text in suspects])
         for (row, text), length in zip(suspects, map(len, ids), strict=True):
-            self.refuse(text, length, f", row {row} of {source},")
-            if length >= context:
-                raise ConfigError(
-                    f"rollout.max_prompt_tokens={self.max_prompt_tokens}",
-                    f"lets in agent {self.agent}'s prompt of {length} tokens, row {row} of {source}, {text[:60]!r}, "
-                    f"which leaves no room for a response in its context of {context}",
-                    "shorten the prompts, or use a model with a longer context",
-                )
+            self.refuse(text, length, context, f", row {row} of {source},")
 
     def _first_messages(self, observation: str) -> list[Message]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -37,6 +37,7 @@ class Step:
     terminated: bool = False  # the episode ended by itself
     truncated: bool = False  # it was cut at a limit of its own
     unfinished: frozenset[str] = frozenset()  # agents whose part was cut although the episode has terminated
+    ended: frozenset[str] = frozenset()  # agents whose own part has ended by itself, though others may go on or be cut
     parts: Mapping[str, float] = field(
         default_factory=dict
     )  # numbers for the log, such as success; the last one counts

@@ -119,14 +119,12 @@ def told_setting(config: TaskConfig) -> str:
     return f"task.kind={config.kind.value}"
 
 
-def most_turns(config: TaskConfig, example: Example) -> dict[str, int | None]:
-    """How many turns each agent may have in an episode: of a protocol those of a dry run; None: no limit is known."""
-    if isinstance(config, ConversationConfig):
-        spoken = [name for name, _, _ in attempt(config, example).turns]
-        known = config.protocol in PROTOCOLS and len(spoken) < LONGEST  # others may go on as answers have it
-        return {name: spoken.count(name) if known else None for name in config.agents}
+def most_turns(config: TaskConfig) -> dict[str, int | None]:
+    """How many turns each agent may have in an episode; None: no limit is known."""
     limit = None
-    if isinstance(config, SteppedWorldConfig):
+    if isinstance(config, ConversationConfig):
+        limit = config.num_turns if config.protocol in PROTOCOLS else None  # others may go on as answers have it
+    elif isinstance(config, SteppedWorldConfig):
         limit = config.max_turns
     elif isinstance(config, ReasoningGymConfig):
         limit = config.num_turns
@@ -135,9 +133,14 @@ def most_turns(config: TaskConfig, example: Example) -> dict[str, int | None]:
     return dict.fromkeys(config.agents, limit)
 
 
-def speakers_of_several_turns(config: TaskConfig, example: Example) -> list[str]:
+def response_budgets(config: Config) -> dict[str, int]:
+    """Tokens that an agent may write in an episode: of one turn where no limit of turns is known."""
+    return {name: (turns or 1) * config.rollout.max_new_tokens for name, turns in most_turns(config.task).items()}
+
+
+def speakers_of_several_turns(config: TaskConfig) -> list[str]:
     """Agents that may speak more than once in an episode."""
-    return [name for name, turns in most_turns(config, example).items() if turns is None or turns > 1]
+    return [name for name, turns in most_turns(config).items() if turns is None or turns > 1]
 
 
 def speakers_told_of_examples(config: TaskConfig) -> list[str]:
@@ -148,9 +151,9 @@ def speakers_told_of_examples(config: TaskConfig) -> list[str]:
     return list(config.agents)[:count]
 
 
-def goes_on(config: Config, example: Example) -> bool:
+def goes_on(config: Config) -> bool:
     """Whether later prompts begin with what was read and written before, so that it need not be read again."""
-    return config.rollout.history is not History.latest and bool(speakers_of_several_turns(config.task, example))
+    return config.rollout.history is not History.latest and bool(speakers_of_several_turns(config.task))
 
 
 def workers_of(config: TaskConfig) -> int:

@@ -18,6 +18,7 @@ from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 LONGEST = 64  # steps of an episode, which may have no limit of its own; more than a lesson has room for
+MOST_STEPS = 1 << 16  # of all episodes: those that go on for ever show the same with fewer examples
 
 Lesson = Sequence[tuple[str, str]]
 """One agent's turns of one episode: what it is told, and an answer to that."""
@@ -26,19 +27,23 @@ Lesson = Sequence[tuple[str, str]]
 def played_lessons(
     environment: Environment, agents: Mapping[str, PromptConfig], examples: Iterable[Example], seed: int
 ) -> dict[str, list[Lesson]]:
-    """Lessons of all agents, from an episode with each of the examples.
+    """Lessons of all agents, from an episode with each of the examples, or with as many as take `MOST_STEPS` steps.
 
     An agent whose answers are not known says nothing, and has no lessons.
     """
     luck = random.Random(f"warm start {seed}")
     lessons: dict[str, list[Lesson]] = {name: [] for name in agents}
+    steps = 0
     for example in examples:
+        if steps >= MOST_STEPS:
+            break
         try:
             taken = _played(environment, agents, example, luck)
         except IppoError:
             raise
         except (Exception, SystemExit):  # whatever an environment raises costs its episode alone, here as in training
             continue
+        steps += max(map(len, taken.values()), default=0)
         for name, turns in taken.items():
             lessons[name].append(turns)
     return lessons

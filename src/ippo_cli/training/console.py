@@ -37,7 +37,7 @@ PHASES = ("rollout", "score", "logprobs", "targets", "update")
 FIRST_TURNS, LAST_TURNS = 5, 3  # of a conversation that a table shows
 ENDINGS = {
     "environment": "cut off by the environment's limit",
-    "context": "cut off: no room left in the context",
+    "context": "cut off: no room for what came next",
 }
 FRAME, PADDING = 4, 2  # columns that a panel takes around its content, and a table around each of its own
 NUMBER_WIDTH, SHORT_NAME, TREND_WIDTH = 6, 8, 24
@@ -299,7 +299,8 @@ def _worst(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[st
     """`score 0.504 min 0.101  entropy min 1.066`: the agent that is worst off, and the mean score."""
     parts = []
     for column in columns:
-        values = [row[key] for name in agents if (key := _key(name, column)) in row]
+        found = [row.get(_key(name, column), math.nan) for name in agents]
+        values = [value for value in found if not math.isnan(value)]
         worst = WORST.get(column, min)
         mean = f"{number(sum(values) / len(values))} " if values and column == "score" else ""
         parts.append(f"{column} {mean}{worst.__name__} {number(worst(values, default=None))}")
@@ -308,7 +309,7 @@ def _worst(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[st
 
 def number(value: float | None) -> str:
     """A number in about six characters, none where there is none."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     if not math.isfinite(value):
         return str(value)

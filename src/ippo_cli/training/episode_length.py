@@ -32,7 +32,7 @@ def episode_lengths(
     config: Config, task: Task, formats: Mapping[str, PromptFormat], contexts: Mapping[str, int]
 ) -> dict[str, EpisodeLength]:
     """By agent; what is said between turns is that of an episode about the first training example."""
-    turns = most_turns(config.task, task.train[0])
+    turns = most_turns(config.task)
     told = _told(config, task, formats)
     first = _first_prompts(config, task, formats)
     return {

@@ -37,7 +37,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
     batch = Batch(examples=[task.held_out[row] for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
     agents = list(config.task.agents)
-    several_turns = speakers_of_several_turns(config.task, task.held_out[0])
+    several_turns = speakers_of_several_turns(config.task)
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
@@ -86,8 +86,9 @@ def _metrics(
     sums = [means[name].double().where(rows_kept, 0.0).sum() for name, rows_kept in zip(names, kept, strict=True)]
     counts = [rows_kept.sum().double() for rows_kept in kept]
     written = {name: sum(len(turn.completion.ids) for one in episodes for turn in one.of(name)) for name in scores}
-    truncated = {name: sum(not one.finished(name) for one in episodes) for name in scores}
-    of_agents = torch.tensor([*written.values(), *truncated.values()], dtype=torch.float64)
+    spoken = {name: [one for one in episodes if one.of(name)] for name in scores}
+    truncated = {name: sum(not one.finished(name) for one in own) for name, own in spoken.items()}
+    of_agents = torch.tensor([*written.values(), *truncated.values(), *map(len, spoken.values())], dtype=torch.float64)
     total = distributed.all_sum(torch.cat([torch.stack([valid.sum().double(), *sums, *counts]), of_agents])).tolist()
     valid_rows, total = total[0], total[1:]
     result = {
@@ -96,8 +97,9 @@ def _metrics(
     }
     result["failed_share"] = 1.0 - valid_rows / rows
     for number, name in enumerate(scores):
-        result[f"{name}/response_length"] = total[2 * len(names) + number] / rows
-        result[f"{name}/truncated_share"] = total[2 * len(names) + len(scores) + number] / rows
+        tokens, cut, own = total[2 * len(names) + number :: len(scores)]
+        result[f"{name}/response_length"] = tokens / rows
+        result[f"{name}/truncated_share"] = cut / own if own else math.nan
     return result
 
 
@@ -110,6 +112,6 @@ def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int)
             torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
         ).tolist()
         found[f"{name}/turns"] = turns / rows
-        found[f"{name}/cut_share"] = cut / max(turns, 1.0)
+        found[f"{name}/cut_share"] = cut / turns if turns else math.nan
         found[f"{name}/overflow_share"] = overflow / rows
     return found

@@ -104,7 +104,7 @@ def _evaluate(
                         policies,
                         config.rollout,
                         lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
-                        continues=goes_on(config, held_out[0]),
+                        continues=goes_on(config),
                     ),
                     Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
                 ),

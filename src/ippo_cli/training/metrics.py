@@ -21,7 +21,8 @@ SHOWN_TURNS = 8  # whose scores are logged one by one, where an agent has no mor
 # `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
 METRICS: dict[str, str] = {
     "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
-    "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, failed rows left out",
+    "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, of rows that have one; "
+    "null where none has",
     "<agent>/score/std": "standard deviation of the same scores",
     "<agent>/score/processed/mean": "mean score after the processor chain, where there is one: what is learnt from",
     "<agent>/score/processed/std": "standard deviation of the same scores",
@@ -29,11 +30,12 @@ METRICS: dict[str, str] = {
     "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
     "<agent>/rollout/response_length": "mean action tokens per response, the stop token included",
     "<agent>/rollout/truncated_share": "share of rows cut at a limit instead of ending by themselves: their last "
-    "response, or their episode",
+    "response, or their episode; of those in which the agent spoke",
     "<agent>/rollout/turns": "several turns: mean own turns per episode",
     "<agent>/rollout/observation_tokens": "several turns: mean tokens per episode that are read after the first prompt",
     "<agent>/rollout/cut_share": "several turns: share of own turns whose response was cut at a limit",
-    "<agent>/rollout/overflow_share": "several turns: share of episodes cut because the agent's context had no room",
+    "<agent>/rollout/overflow_share": "several turns: share of episodes cut because the agent's context had no room "
+    "(rollout.history=latest: or rollout.max_prompt_tokens)",
     "<agent>/score/turn/<turn>": "several turns, at most 8: mean score of an own turn, counted from 1, where there was "
     "one; before the processor chain",
     "<agent>/rollout/logprob": "mean log-probability per action token when sampled",
@@ -69,7 +71,8 @@ METRICS: dict[str, str] = {
     "<agent>/value/grad_norm": "mean gradient norm before clipping",
     "<agent>/value/steps": "optimizer steps in this iteration",
     "<agent>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
-    "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled",
+    "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
+    "all returns are equal",
     "<agent>/joint/learning_rate": "critic=value_head: the one engine's learning rate",
     "<agent>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
     "<agent>/joint/steps": "critic=value_head: optimizer steps in this iteration",
@@ -81,7 +84,7 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/score": "held-out score of one agent",
     "eval/<mode>/<agent>/response_length": "mean action tokens per held-out response",
     "eval/<mode>/<agent>/truncated_share": "share of held-out rows cut at a limit: their last response, or their "
-    "episode",
+    "episode; of those in which the agent spoke",
     "eval/<mode>/<agent>/turns": "several turns: mean own turns per held-out episode",
     "eval/<mode>/<agent>/cut_share": "several turns: share of own held-out turns whose response was cut at a limit",
     "eval/<mode>/<agent>/overflow_share": "several turns: share of held-out episodes cut because the agent's context "
@@ -169,17 +172,19 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
         per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
     if kl_coef is not None:
         per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
+    spoke = mask.any(dim=1)
     per_row = {
         "rollout/response_length": mask.sum(dim=1).double(),
-        "rollout/truncated_share": (~rollout.finished).double(),
+        "rollout/truncated_share": (spoke & ~rollout.finished).double(),
         "score/failed_share": scores.failed.double(),
     }
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
     sums += [numbers.sum() for numbers in per_row.values()]
-    total = distributed.all_sum(torch.stack([mask.sum().double(), mask.new_tensor(rows, dtype=torch.double), *sums]))
-    tokens, count, *found = total.tolist()
-    result = {name: value / max(tokens, 1.0) for name, value in zip(per_token, found, strict=False)}
+    counts = [mask.sum().double(), spoke.sum().double(), mask.new_tensor(rows, dtype=torch.double)]
+    tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
+    result = {name: _ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
     result |= {name: value / count for name, value in zip(per_row, found[len(per_token) :], strict=True)}
+    result["rollout/truncated_share"] = _ratio(result["rollout/truncated_share"] * count, speaking)
     result |= _score_moments("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
         result |= _score_moments("score/processed", scores.score, scores.valid)
@@ -215,12 +220,12 @@ def turn_metrics(
     found = {
         "rollout/turns": spoken / total,
         "rollout/observation_tokens": tokens / total,
-        "rollout/cut_share": cut / max(spoken, 1.0),
+        "rollout/cut_share": _ratio(cut, spoken),
         "rollout/overflow_share": overflow / total,
     }
     for turn in range(shown):
         paid, there = by_turn[2 * turn : 2 * turn + 2]
-        found[f"score/turn/{turn + 1}"] = paid / there if there else math.nan
+        found[f"score/turn/{turn + 1}"] = _ratio(paid, there)
     return found
 
 
@@ -242,7 +247,16 @@ def _overflowed(episode: Episode, agent: str) -> bool:
 
 def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:
     mean, variance = distributed.masked_moments(score.sum(dim=1), valid)
-    return {f"{prefix}/mean": float(mean), f"{prefix}/std": float(variance) ** 0.5}
+    there = distributed.any_rank(bool(valid.any()))
+    return {
+        f"{prefix}/mean": float(mean) if there else math.nan,
+        f"{prefix}/std": float(variance) ** 0.5 if there else math.nan,
+    }
+
+
+def _ratio(total: float, count: float) -> float:
+    """A mean or share; NaN of nothing, which is no number and in no average."""
+    return total / count if count else math.nan
 
 
 def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
@@ -251,7 +265,7 @@ def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
     total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
     return {
-        "rollout/sampler_gap": total / max(tokens, 1.0),
+        "rollout/sampler_gap": _ratio(total, tokens),
         "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
     }
 
@@ -273,22 +287,23 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
     total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
     of = dict(zip(sums, total, strict=True))
     found = {
-        "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5,
-        "targets/zero_advantage_fraction": of["silent"] / max(of["rows"], 1.0),
+        "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
+        if of["tokens"]
+        else math.nan,
+        "targets/zero_advantage_fraction": _ratio(of["silent"], of["rows"]),
         "targets/drawn_share": of["drawn"] / of["all"],
     }
     if has_values:
-        found["targets/value"] = of["value"] / max(of["tokens"], 1.0)
+        found["targets/value"] = _ratio(of["value"], of["tokens"])
     if rollout.behavior_logprobs is not rollout.logprobs:
-        found["rollout/effective_sample_share"] = of["w"] ** 2 / max(of["tokens"] * of["w2"], 1e-300)
-        found["rollout/probability_gap"] = of["gap"] / max(of["tokens"], 1.0)
+        found["rollout/effective_sample_share"] = _ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
+        found["rollout/probability_gap"] = _ratio(of["gap"], of["tokens"])
     return found
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
     """Of the greedy responses that a baseline is made of."""
-    mean, _ = distributed.masked_moments(scores.raw.sum(dim=1), scores.valid)
-    return {"score/greedy": float(mean)}
+    return {"score/greedy": _score_moments("score", scores.raw, scores.valid)["score/mean"]}
 
 
 def peak_memory_mib() -> float:

@@ -113,11 +113,12 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
         print(f"{label:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
     phases = ", ".join(f"{name} {_size(part)}" for name, part in memory.phases.items())
     _say("memory", f"per rank at the greatest moment of each phase: {phases}")
+    parked = f"; the rollout keeps at most {_size(memory.parked)} of earlier turns" if memory.parked else ""
+    host = f"; and {_size(memory.host)} in host memory" if memory.host else ""
     _say(
         "",
         f"of these {_size(memory.certain)} are weights, gradients and optimizer; the rest is estimated from the "
-        f"longest sequences{f'; the rollout keeps at most {_size(memory.parked)} of earlier turns' if memory.parked else ''}"
-        f"{f'; and {_size(memory.host)} in host memory' if memory.host else ''}",
+        f"longest sequences{parked}{host}",
     )
     if machine.device == "cuda":
         _say(

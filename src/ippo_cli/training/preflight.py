@@ -40,6 +40,7 @@ from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_o
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import episode_lengths
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
+from ippo_cli.training.preview import first_messages
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -153,9 +154,9 @@ def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSch
 def fitting_formats(
     config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
 ) -> dict[str, PromptFormat]:
-    """How each agent is asked; that first prompts which depend on examples alone fit is known before."""
+    """How each agent is asked. First prompts that depend on examples alone fit, and of others those of one episode."""
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
-    for name in speakers_of_several_turns(config.task, task.train[0]):
+    for name in speakers_of_several_turns(config.task):
         formats[name].refuse_rewritten_history()
 
     def message(agent: str, example: Example) -> str:
@@ -165,6 +166,9 @@ def fitting_formats(
     known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
     refuse_too_long(known, message, scheduled, "the training data", material.contexts)
     refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
+    for name, told in ({} if known else first_messages(config, task)).items():
+        if name in formats:  # who is no agent is told where episodes fail
+            formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
     return formats
 
 

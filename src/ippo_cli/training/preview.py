@@ -52,7 +52,10 @@ class _Reader:
         """What is new to an agent that is told something; all of it where it does not go on from what it has read."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
-            [self._conversations[agent]] = prompt_format.begin([told])
+            [conversation] = prompt_format.begin([told])
+            if not conversation.ids:
+                prompt_format.refuse(conversation.text, 0, prompt_format.max_prompt_tokens)
+            self._conversations[agent] = conversation
         else:
             conversation, said = self._conversations[agent], self._written[agent]
             before = conversation.text + said

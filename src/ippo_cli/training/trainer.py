@@ -6,17 +6,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.profiler import record_function
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
-from ippo_cli.config.schema import Config
+from ippo_cli.config.checks import PROTOCOLS
+from ippo_cli.config.errors import ConfigError, NonFiniteError, Preempted, PreemptionRequested, StorageError
+from ippo_cli.config.schema import Config, ConversationConfig
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.build import reads_payments
 from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import score
 from ippo_cli.rewards.streaming import streaming_reward
@@ -78,7 +81,7 @@ class Trainer:
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def __post_init__(self) -> None:
-        self.turns = most_turns(self.config.task, self.task.train[0])
+        self.turns = most_turns(self.config.task)
         self._reached()
 
     def train(self) -> None:
@@ -166,17 +169,14 @@ class Trainer:
         agents, config = self.state.agents, self.config
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+        draws = Draws(seed=config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
         if self.state.algorithm.needs_greedy:
-            with clock("rollout"):
-                greedy_episodes = self._collect(batch, Draws(seed=config.seed, purpose="", greedy=True))
+            with clock("rollout"):  # of the same purpose: in environments with the same luck
+                greedy_episodes = self._collect(batch, replace(draws, greedy=True))
         with streaming_reward(self.reward, list(agents), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
-                episodes = self._collect(
-                    batch,
-                    Draws(seed=config.seed, purpose=f"train/{iteration}"),
-                    on_episodes=streaming.on_finished if streaming else None,
-                )
+                episodes = self._collect(batch, draws, on_episodes=streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
             with clock("score"):
                 scored = score(
@@ -188,6 +188,7 @@ class Trainer:
                     streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
             self._warn_of_failed_rows(scored.failure)
+            self._look_at_payments(iteration, episodes)
         greedy = (
             self._scored_greedy(greedy_episodes, scored.moments, clock) if self.state.algorithm.needs_greedy else {}
         )
@@ -270,8 +271,36 @@ class Trainer:
     def _warn_of_failed_rows(self, reason: str | None) -> None:
         """Say once in a run why rows have no reward."""
         if reason is not None:
-            with distributed.failing_together():
-                self.console.warn(self.run.note({"failed_rows": reason}))
+            self._say_once("failed_rows", reason)
+
+    def _say_once(self, rule: str, text: str) -> None:
+        """A warning that is said once in a run, under the name by which `run.json` keeps it. Collective."""
+        with distributed.failing_together():
+            self.console.warn(self.run.note({rule: text}))
+
+    def _look_at_payments(self, iteration: int, episodes: Sequence[Episode]) -> None:
+        """Whether a protocol of the user's pays and the reward asks about that: say so where only one of both is true.
+
+        Raises `ConfigError` where nothing at all was paid in the first iteration, and the reward is nothing else.
+        """
+        task = self.config.task
+        if not isinstance(task, ConversationConfig) or task.protocol in PROTOCOLS:
+            return
+        played = [episode for episode in episodes if episode.failure is None]
+        if distributed.any_rank(any(paid for episode in played for paid in episode.rewards)):
+            if not reads_payments(self.reward):
+                self._say_once(
+                    "unread_payments",
+                    f"task.protocol={task.protocol} pays agents, and reward={self.config.reward.kind.value} does not "
+                    "look at it; use reward=environment, or return no rewards",
+                )
+        elif iteration == 0 and isinstance(self.reward, EnvironmentReward) and distributed.any_rank(bool(played)):
+            raise ConfigError(
+                "reward=environment",
+                f"is what is paid, and task.protocol={task.protocol} paid nobody in {self.config.rollout.buffer_size} "
+                "episodes",
+                "let it return what agents are paid, 0.0 included, or use another reward",
+            )
 
     def _evaluate(self) -> Evaluation:
         settings = self.config.evaluation

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.schema import Config, CriticKind, GridConfig, LettersConfig, PromptConfig, ValueUnit, WorldConfig
+from ippo_cli.config.schema import (
+    Config,
+    CriticKind,
+    GridConfig,
+    History,
+    LettersConfig,
+    PromptConfig,
+    ValueUnit,
+    WorldConfig,
+)
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -111,15 +120,15 @@ def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
 
     def stuck(name: str) -> bool:
         mean, std = f"{name}/score/mean", f"{name}/score/std"
-        spread = fmean(row[std] for row in (*first, *last))
+        spread = _mean(std, (*first, *last))
         noise = spread * math.sqrt(2 / (LAST * config.rollout.buffer_size))
-        risen = fmean(row[mean] for row in last) - fmean(row[mean] for row in first)
+        risen = _mean(mean, last) - _mean(mean, first)
         return spread > 0 and risen < 2 * noise
 
     names = [name for name in config.task.agents if stuck(name)]
     if not names:
         return None
-    scores = [fmean(row[f"{names[0]}/score/mean"] for row in part) for part in (first, last)]
+    scores = [_mean(f"{names[0]}/score/mean", part) for part in (first, last)]
     return (
         f"the score of {listed(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
         "try another actor.learning_rate or more steps"
@@ -131,7 +140,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
 
     def explains_nothing(name: str) -> bool:
         key = f"{name}/value/explained_variance"
-        found = [row[key] for row in last if key in row and row[f"{name}/score/std"] > 0]
+        found = [row[key] for row in last if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
         if len(found) < LAST or done < EARLY:
             return False
         # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
@@ -141,7 +150,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     names = [name for name in config.task.agents if explains_nothing(name)]
     if not names:
         return None
-    mean = fmean(row[f"{names[0]}/value/explained_variance"] for row in last)
+    mean = _mean(f"{names[0]}/value/explained_variance", last)
     separate = config.critic.kind is CriticKind.separate
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
@@ -199,7 +208,11 @@ def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
         return None
     return (
         f"{max(shares.values()):.0%} of episodes were cut: the context of {listed(names)} had no room for a turn; "
-        "lower rollout.max_new_tokens or the number of turns"
+        + (
+            "raise rollout.max_prompt_tokens"
+            if config.rollout.history is History.latest
+            else "lower rollout.max_new_tokens or the number of turns"
+        )
     )
 
 
@@ -213,7 +226,7 @@ def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"{max(shares.values()):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
+        f"{max(shares[name] for name in names):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
         f"{config.rollout.max_new_tokens} before they end; raise that, or shorten what is asked for"
     )
 
@@ -229,6 +242,12 @@ def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
     """The agents of whom something is true, in words; empty where it is true of none."""
     names = [name for name in config.task.agents if wanted(name)]
     return listed(names) if names else ""
+
+
+def _mean(key: str, rows: Sequence[Row]) -> float:
+    """Over the rows that have a number there; NaN where none has."""
+    numbers = [row[key] for row in rows if not math.isnan(row[key])]
+    return fmean(numbers) if numbers else math.nan
 
 
 def _from_start(rows: Sequence[Row]) -> bool:

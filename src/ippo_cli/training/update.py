@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from ippo_cli.engine.zero import StepResult
 from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, take
 
 MAX_SKIPPED_IN_A_ROW = 5
+ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 
 UpdateStats = dict[str, float]
 
@@ -63,10 +65,17 @@ def update(agent: Agent, rollout: Rollout, targets: Targets, context: StepContex
 
 
 def explained_variance(targets: Targets) -> float:
-    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks; 0 for constant returns."""
+    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
+
+    NaN where returns are constant, or differ by no more than their own rounding: there is nothing to explain.
+    """
     _, residual = distributed.masked_moments(targets.returns - targets.values, targets.value_mask)
-    _, total = distributed.masked_moments(targets.returns, targets.value_mask)
-    return float(1.0 - residual / total) if float(total) > 0.0 else 0.0
+    mean, total = distributed.masked_moments(targets.returns, targets.value_mask)
+    # Returns are sums of values and rewards: their rounding is that of the largest of these.
+    value_mean, value_variance = distributed.masked_moments(targets.values, targets.value_mask)
+    size = (mean.square() + total + value_mean.square() + value_variance).sqrt()
+    rounding = ROUNDING * torch.finfo(targets.returns.dtype).eps * size
+    return float(1.0 - residual / total) if float(total.sqrt()) > float(rounding) else math.nan
 
 
 def _train(agent: str, learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from making import act, own, row
+from making import act, own, random_turns, row
+from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.worlds.build import make_environment, random_play
+from ippo_cli.rewards.contract import Reward, checked
+from ippo_cli.tasks.environment import Action
+from ippo_cli.tasks.worlds.build import make_environment
 
 pytestmark = pytest.mark.needs_no_package
 GUESS = '''
@@ -88,7 +92,39 @@ def goes(kind):
         "gym": ("x", 0.0, False, {}), "number": (3, 0.0, False, False, {}), "silent": ({}, 0.0, False, False, {}),
         "reward": ("x", "much", False, False, {}),
         "stranger": ("x", {"three": 1.0}, False, False, {}), "long": ("x", 0.0, False, False, {}),
+        "left": ("x", 0.0, {"three": True}, False, {}),
     }[kind])
+
+
+class Named(Relay):
+    """Numbers under names that metrics have, or cannot have."""
+
+    def step(self, action):
+        return {}, {}, True, False, {"score": 1, "failed_share": 2, "time/step": 3, "win rate": 4, "kept.2-x": 5, 6: 7}
+
+
+class Leaving(Relay):
+    """Whose part is over is told by agent."""
+
+    def __init__(self, ends):
+        self.ends = iter(ends)
+
+    def step(self, action):
+        terminated, truncated = next(self.ends)
+        return {"one": "go", "two": "go"}, {}, terminated, truncated, {}
+
+
+class Listening(Relay):
+    """Hears whether answers were cut."""
+
+    def reset(self, seed):
+        self.heard = []
+        return ("go", {}) if seed else super().reset(seed)
+
+    def step(self, action, finished):
+        self.heard.append((action, finished))
+        whole = finished if isinstance(finished, bool) else all(finished.values())
+        return {"one": "go"} if isinstance(action, dict) else "go", {}, whole, not whole, {}
 '''
 
 
@@ -134,6 +170,59 @@ def test_an_episode_is_cut_at_max_turns(file: str) -> None:
         assert [act(world, solo="x").truncated for _ in range(3)] == [False, False, True]
 
 
+def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str) -> None:
+    world = make_environment(own(f"{file}:Named", "one two"))()
+    world.reset(row(0), 0)
+    parts = act(world, one="x").parts
+    assert parts == {
+        "info_score": 1.0,
+        "info_failed_share": 2.0,
+        "time_step": 3.0,
+        "win_rate": 4.0,
+        "kept.2-x": 5.0,
+        "6": 7.0,
+    }
+    given = Reward(team=[0.0], parts={name: [value] for name, value in parts.items()})
+    assert set(checked(given, ["solo"], [episode(("solo", 0, "x"))]).parts) == set(parts), "no reward is refused for it"
+
+
+@pytest.mark.parametrize(
+    ("ends", "over", "finished"),
+    [
+        ([({"one": True}, {}), ({"two": True}, False)], "terminated", ["one", "two"]),
+        ([({"one": True}, {}), ({"one": True, "two": False}, {"two": True})], "terminated", ["one"]),
+        ([({}, {"one": True}), (True, False)], "terminated", ["two"]),
+        ([({"one": True}, {}), (False, True)], "terminated", ["one"]),
+        ([({}, {"one": True}), (False, {"two": True})], "truncated", []),
+        ([({"one": True}, {}), ({}, {})], "truncated", ["one"]),  # at max_turns
+        ([({"one": False, "two": False}, {"one": False}), (False, False)], "truncated", []),
+    ],
+)
+def test_whose_own_part_is_over_may_be_told_by_agent(
+    file: str, ends: list[Any], over: str, finished: list[str]
+) -> None:
+    world = make_environment(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
+    world.reset(row(0), 0)
+    first, last = (act(world, one="x", two="x") for _ in range(2))
+    assert not (first.terminated or first.truncated)
+    assert [name for name in ("terminated", "truncated") if getattr(last, name)] == [over]
+    played = episode(terminated=last.terminated, unfinished=last.unfinished, ended=last.ended)
+    assert [name for name in ("one", "two") if played.finished(name)] == finished
+
+
+def test_an_environment_hears_of_cut_answers_where_its_step_asks(file: str) -> None:
+    world = make_environment(own(f"{file}:Listening", "one two"))()
+    world.reset(row(0), 0)
+    step = world.step({"one": Action("ye", finished=False)})
+    assert (step.terminated, step.truncated, step.ended) == (False, True, frozenset())
+    assert world.environment.heard == [({"one": "ye"}, {"one": False})]
+    alone = make_environment(own(f"{file}:Listening"))()
+    alone.reset(row(1), 0)
+    step = alone.step({"solo": Action("yes", finished=True)})
+    assert (step.terminated, step.ended) == (True, {"solo"})
+    assert alone.environment.heard == [("yes", True)]
+
+
 def test_what_fails_inside_is_raised(file: str) -> None:
     world = make_environment(own(f"{file}:make"))()
     world.reset(row(0), 0)
@@ -143,10 +232,10 @@ def test_what_fails_inside_is_raised(file: str) -> None:
 
 
 def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
-    pairs = random_play(own(f"{file}:make", digits=3), 0, 40)
+    pairs = random_turns(own(f"{file}:make", digits=3), 0, 40)
     assert {answer for _, answer in pairs} == {"0", "1", "2"}
     assert {told for told, _ in pairs} == {"guess", "higher", "lower"}
-    assert random_play(own(f"{file}:Relay", "one two"), 0, 5) == []
+    assert random_turns(own(f"{file}:Relay", "one two"), 0, 5) == []
 
 
 @pytest.mark.parametrize(
@@ -161,6 +250,7 @@ def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
         ("goes", "silent", "solo", "step must tell at least one agent something until the episode ends"),
         ("goes", "reward", "solo", "could not convert string to float: 'much'"),
         ("goes", "stranger", "solo", "step names 'three'"),
+        ("goes", "left", "solo", "step names 'three'"),
         ("goes", "long", "one two", "reset must return a dict from agent to text: the task has several agents"),
     ],
 )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from making import INVALID, act, pettingzoo, play, row
+from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.tasks.worlds.actions import ActionTexts
 from ippo_cli.tasks.worlds.build import make_environment
 
 TICTACTOE, CONNECT, HANDS = "classic/tictactoe_v3", "classic/connect_four_v3", "classic/rps_v2"
@@ -171,6 +175,46 @@ def test_a_game_is_cut_at_max_turns_of_an_agent_and_is_neither_won_nor_lost() ->
     assert step.parts == {"invalid": 0.0} | {
         f"{name}_{agent}": 0.0 for name in ("win", "draw", "loss") for agent in ("one", "two")
     }
+
+
+class Musical:
+    """A game of three seats, all at once: the first is out after one round, the second cut off after two."""
+
+    possible_agents = ("seat_0", "seat_1", "seat_2")
+
+    def reset(self, seed: int) -> Any:
+        self.rounds, self.agents = 0, list(self.possible_agents)
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, moves: Mapping[str, int]) -> Any:
+        self.rounds += 1
+        before = self.agents
+        self.agents = [seat for seat in before if int(seat[-1]) + 1 > self.rounds]
+        gone = {seat: seat not in self.agents for seat in before}
+        return (
+            dict.fromkeys(before, self.rounds),
+            dict.fromkeys(before, 0.0),
+            {seat: gone[seat] and seat == "seat_0" for seat in before},
+            {seat: gone[seat] and seat == "seat_1" for seat in before},
+            {},
+        )
+
+    def close(self) -> None: ...
+
+
+def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
+    from ippo_cli.tasks.worlds.pettingzoo_world import ParallelWorld  # which needs its package
+
+    config = pettingzoo("three", "one two three", max_turns=3)
+    texts = dict.fromkeys(Musical.possible_agents, ActionTexts(2))
+    world = ParallelWorld(Musical(), config, texts, lambda seat, seen: str(seen))
+    world.reset(row(0), 0)
+    assert act(world, one="0", two="0", three="0").ended == {"one"}
+    act(world, two="0", three="0")
+    last = act(world, three="x")
+    assert (last.terminated, last.truncated, last.ended) == (False, True, {"one"})
+    played = episode(terminated=last.terminated, unfinished=last.unfinished, ended=last.ended)
+    assert [name for name in ("one", "two", "three") if played.finished(name)] == ["one"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -9,6 +10,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OwnEnvironmentConfig
+from ippo_cli.rewards.contract import part_name
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Step, WrongReturn
 from ippo_cli.tasks.user_code import load_function
@@ -35,11 +37,16 @@ class OwnEnvironment:
 
     With several, `reset` and `step` return a dict from agent to text, whose keys say who acts next; `step` is given a
     dict from those agents to their answers, and its rewards are a dict from agent to number (agents left out get
-    nothing). Once the episode has ended, the observations are what agents see last. Numbers in `info` are logged.
+    nothing). `terminated` and `truncated` may be dicts as well, of those whose own part ends: then the episode is over
+    when everybody's is. Once it has ended, the observations are what agents see last. Numbers in `info` are logged.
+
+    A `step` with a parameter `finished` is told as well whether the answer ended by itself (with several agents a dict);
+    what becomes of one that was cut is for the environment to say.
     """
 
     def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
         self.environment = environment
+        self.hears_of_cuts = _has_parameter(environment.step, "finished")
         self.name = name
         self.agents = list(agents)
         self.max_turns = max_turns
@@ -50,30 +57,39 @@ class OwnEnvironment:
         if not isinstance(result, tuple) or len(result) != 2:
             raise WrongReturn(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
         self.turns: Counter[str] = Counter()
+        self.ended: set[str] = set()  # agents whose own part has terminated
+        self.cut: set[str] = set()  # agents whose own part was truncated
         observations = self._observations(result[0], "reset")
         if not observations:
             raise ValueError(f"{self.name}: reset must tell at least one agent something")
         return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        texts = {agent: action.text for agent, action in actions.items()}
-        self.turns.update(list(texts))
-        result = self.environment.step(texts if self.by_agent else texts[self.agents[0]])
+        self.turns.update(list(actions))
+        texts = self._given({agent: action.text for agent, action in actions.items()})
+        finished = self._given({agent: action.finished for agent, action in actions.items()})
+        result = self.environment.step(texts, **({"finished": finished} if self.hears_of_cuts else {}))
         if not isinstance(result, tuple) or len(result) != 5:
             raise WrongReturn(
                 f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_kind(result)}"
             )
         told, reward, terminated, truncated, info = result
         observations = self._observations(told, "step")
-        if not (observations or terminated or truncated):
+        self.ended |= self._whose(terminated) - self.cut
+        self.cut |= self._whose(truncated) - self.ended
+        over = self.ended | self.cut >= set(self.agents)
+        if not (observations or over):
             raise ValueError(f"{self.name}: step must tell at least one agent something until the episode ends")
         limited = self.max_turns is not None and max(self.turns.values()) >= self.max_turns
+        terminated = over and bool(self.ended)
         return Step(
             observations=observations,
             rewards=self._rewards(reward),
-            terminated=bool(terminated),
-            truncated=not terminated and (bool(truncated) or limited),
-            parts={name: float(value) for name, value in info.items() if isinstance(value, Real)},
+            terminated=terminated,
+            truncated=not terminated and (over or limited),
+            unfinished=frozenset(self.cut if terminated else ()),
+            ended=frozenset(self.ended),
+            parts={part_name(name): float(value) for name, value in info.items() if isinstance(value, Real)},
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
@@ -101,6 +117,18 @@ class OwnEnvironment:
             if not isinstance(text, str):
                 raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
         return observations
+
+    def _given(self, by_agent: Mapping[str, Any]) -> Any:
+        """What the environment is given of those who acted: by agent, where it told them by agent."""
+        return dict(by_agent) if self.by_agent else by_agent[self.agents[0]]
+
+    def _whose(self, over: Any) -> set[str]:
+        """Whose part is over: everybody's, or that of the agents for whom a dict says so."""
+        if not isinstance(over, Mapping):
+            return set(self.agents) if over else set()
+        for agent in over:
+            self._check_agent(agent, "step")
+        return {agent for agent, own in over.items() if own}
 
     def _rewards(self, reward: Any) -> Mapping[str, float]:
         if not isinstance(reward, Mapping):
@@ -137,6 +165,13 @@ def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironmen
             "mend the function, or what it is given",
         ) from error
     return lambda: spare.pop() if spare else environment()
+
+
+def _has_parameter(method: Any, name: str) -> bool:
+    try:
+        return name in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return False
 
 
 def _kind(value: Any) -> str:

@@ -99,6 +99,7 @@ class PettingzooWorld(ABC):
             terminated=terminated,
             truncated=limited or (self.over and not terminated),
             unfinished=frozenset(self.seats[seat] for seat, done in self.ended.items() if terminated and not done),
+            ended=frozenset(self.seats[seat] for seat, done in self.ended.items() if done),
             parts=self._parts(ended=self.over or limited),
         )
 
