@@ -157,7 +157,7 @@ def _class_of(name: tuple[str, str], options: Options, seen: Sequence[tuple[str,
     listed = dict(items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
         below = _entry(source, part)
-        if below is not None and below[0] in ("schema", group):
+        if below is not None and below[0] in ("schema", "base", group):
             cls = _class_of(below, options, (*seen, name))
             if cls is not None:
                 return cls

@@ -50,7 +50,7 @@ LESS_MEMORY = (
 )
 LOWERED_BY = {
     "load": "use a higher ZeRO stage, or a smaller model",
-    "rollout": "lower rollout.decode_batch_size, rollout.max_prompt_tokens or rollout.max_new_tokens",
+    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, or shorten the prompts",
     "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
     "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
 }
