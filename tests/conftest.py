@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -15,13 +17,31 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
-# `reference`: rows of episodes, slowly
-for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout"):
+# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank
+for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first: what is broken everywhere shows at once."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Quick tests first, as what is broken everywhere shows at once; side by side slow ones, for a short end."""
+    slow_first = hasattr(config, "workerinput")
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is not None) != slow_first)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported is never garbage, and every engine that ends collects garbage
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each file stays on one worker; those of the engine stay together, as one launch of ranks serves them all."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "tests/engine" if file.startswith("tests/engine/") else file
+
+    return ByFile(config, log)

@@ -70,6 +70,10 @@ def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+def module(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 @pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=named)
 def test_a_module_imports_only_from_its_own_layer_or_below(file: Path) -> None:
     for module, line in imports(file):
@@ -117,7 +121,7 @@ def test_what_answers_before_training_imports_no_torch() -> None:
         "ippo_cli.cli.diagnose",
         "ippo_cli.training.folder",
         "ippo_cli.training.launch",
-        *(f"ippo_cli.config.{file.stem}" for file in (ROOT / "config").glob("*.py") if file.stem != "__init__"),
+        *(module(file) for file in (ROOT / "config").rglob("*.py")),
     ]
     code = f"import json, sys; [__import__(name) for name in {modules!r}]; print(json.dumps(list(sys.modules)))"
     there = subprocess.run(

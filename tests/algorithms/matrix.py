@@ -7,7 +7,6 @@ OUT/cases.pkl holds the configurations. One process group serves all; rank 0 wri
 
 from __future__ import annotations
 
-import gc
 import pickle
 import sys
 from pathlib import Path
@@ -58,7 +57,6 @@ def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, A
 def main(out: Path) -> None:
     found: dict[str, Config] = pickle.loads((out / "cases.pkl").read_bytes())
     device = prepare_process(next(iter(found.values())))
-    gc.freeze()  # every engine that is built or destroyed collects garbage, and these libraries are large
     results = {name: two_updates(config, out, device) for name, config in found.items()}
     if distributed.is_main():
         torch.save(results, out / "results.pt")

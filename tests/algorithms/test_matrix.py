@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rank_scripts import finish, said, start_ranks
 from small import SMALL
 
-import ippo_cli
 from ippo_cli.config.checks import check
 from ippo_cli.config.load import config_dir, load_config
 from ippo_cli.config.schema import Config, CriticKind
 
 pytestmark = pytest.mark.slow
-SOURCE = Path(ippo_cli.__file__).parents[1]
 ALGORITHMS = sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml"))
 TINY = (
     *SMALL,
@@ -104,46 +99,15 @@ def cases(root: Path) -> dict[str, Config]:
     return found
 
 
-def ranks(world_size: int, out: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, str(Path(__file__).with_name("matrix.py")), str(out)]
-    with open(out / "printed", "wb") as printed:
-        return [
-            subprocess.Popen(
-                command,
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(world_size)
-        ]
-
-
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """World size -> case -> metrics of two iterations, and what moved."""
     folders = {size: tmp_path_factory.mktemp(f"world{size}") for size in (1, 2)}
-    configs = pickle.dumps(cases(folders[1]))
+    configs, script = pickle.dumps(cases(folders[1])), Path(__file__).with_name("matrix.py")
     for size, folder in folders.items():
         (folder / "cases.pkl").write_bytes(configs)
-        children = ranks(size, folder)
-        try:
-            for child in children:
-                child.wait(timeout=200)
-        finally:
-            for child in children:
-                child.kill()
-        assert (folder / "results.pt").exists(), (folder / "printed").read_text(errors="replace")[-4000:]
+        finish(start_ranks(script, str(folder), folder=folder, world_size=size), limit_s=200)
+        assert (folder / "results.pt").exists(), said(folder)
     return {size: torch.load(folder / "results.pt", weights_only=False) for size, folder in folders.items()}
 
 

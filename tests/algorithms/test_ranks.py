@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_scripts import found_by_ranks
 
-import ippo_cli
-
-SOURCE = Path(ippo_cli.__file__).parents[1]
 RANKS = Path(__file__).with_name("ranks.py")
 
 
@@ -31,32 +24,9 @@ def whole() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def parts() -> list[dict[str, Any]]:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What ranks.py finds on each of two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS)],
-            env={**shared, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=100) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return found_by_ranks(RANKS, folder=tmp_path_factory.mktemp("ranks"))
 
 
 def test_a_group_that_lies_on_both_ranks_is_one_group(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS o
 FILES = sorted(config_dir().glob("*/*.yaml"))
 CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
 EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
-CLASSES = [cls for cls in vars(schema).values() if is_dataclass(cls) and cls.__module__ == schema.__name__]
+CLASSES = [cls for cls in vars(schema).values() if is_dataclass(cls)]
 
 Make = Callable[..., Any]
 
@@ -317,11 +317,14 @@ def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
 
 
 def test_every_leaf_has_a_comment_that_says_what_it_means() -> None:
-    lines = (SOURCE / "config" / "schema.py").read_text().splitlines()
-    for node in ast.parse("\n".join(lines)).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for field in node.body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                nested = ast.unparse(field.annotation) in {cls.__name__ for cls in CLASSES}
-                assert nested or "  # " in lines[field.end_lineno - 1], f"{node.name}.{field.target.id}"  # type: ignore[operator]
+    nested = {cls.__name__ for cls in CLASSES}
+    seen: set[str] = set()
+    for file in (SOURCE / "config" / "schema").glob("*.py"):
+        lines = file.read_text().splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            for field in node.body if isinstance(node, ast.ClassDef) and node.name in nested else ():
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    told = ast.unparse(field.annotation) in nested or "  # " in lines[field.end_lineno - 1]  # type: ignore[operator]
+                    assert told, f"{node.name}.{field.target.id}"
+                    seen.add(node.name)
+    assert seen == {cls.__name__ for cls in CLASSES if vars(cls).get("__annotations__")}

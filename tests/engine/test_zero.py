@@ -177,8 +177,8 @@ def test_a_second_training_in_the_same_process_works(results: dict[str, Any]) ->
 
 
 def test_nothing_is_printed_and_nothing_compiled(results: dict[str, Any], folder: Path) -> None:
-    printed = [file.read_text() for file in sorted(folder.glob("printed*"))]
-    assert printed == [""] * len(results["collectives"])
+    printed = [file.read_text() for kind in ("printed", "errors") for file in sorted(folder.glob(f"{kind}*"))]
+    assert printed == [""] * 2 * len(results["collectives"])
     assert not (folder / "extensions").exists()
 
 

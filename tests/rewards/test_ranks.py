@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-import ippo_cli
-
-SOURCE = Path(ippo_cli.__file__).parents[1]
+from rank_scripts import found_by_ranks
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What ranks.py found on each of two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, str(Path(__file__).with_name("ranks.py"))]
-    ranks = [
-        subprocess.Popen(command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}, stdout=-1, stderr=-1, text=True)
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=100) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return found_by_ranks(Path(__file__).with_name("ranks.py"), folder=tmp_path_factory.mktemp("ranks"))
 
 
 def test_every_rank_knows_every_part(found: list[dict[str, Any]]) -> None:

@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_scripts import found_by_ranks
 
-import ippo_cli
-
-SOURCE = Path(ippo_cli.__file__).parents[1]
-RANKS = Path(__file__).with_name("collecting_ranks.py")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def parts() -> list[dict[str, Any]]:
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What collecting_ranks.py finds on each of two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANKS)],
-            env={**shared, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=200) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return found_by_ranks(Path(__file__).with_name("collecting_ranks.py"), folder=tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +27,6 @@ def whole() -> list[Any]:
     return json.loads(json.dumps(played(Players("low", "high").play(Uneven))))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gather", ["all", "layer"])
 def test_uneven_ranks_play_what_one_rank_plays(parts: list[dict[str, Any]], whole: list[Any], gather: str) -> None:
     found = parts[0][gather] + parts[1][gather]
@@ -68,14 +38,12 @@ def test_uneven_ranks_play_what_one_rank_plays(parts: list[dict[str, Any]], whol
     assert [one[0] for one in found] == [""] * 6 + ["no board", ""]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gather", ["all", "layer"])
 @pytest.mark.parametrize("met", ["mistake", "mistake in the midst"])
 def test_a_mistake_that_one_rank_meets_ends_both(parts: list[dict[str, Any]], gather: str, met: str) -> None:
     assert [part[f"{gather}: {met}"] for part in parts] == ["OtherRankFailed", "ConfigError"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gather", ["all", "layer"])
 def test_a_rank_that_is_asked_to_leave_takes_the_other_with_it(parts: list[dict[str, Any]], gather: str) -> None:
     assert [part[f"{gather}: asked to leave"] for part in parts] == ["PreemptionRequested"] * 2

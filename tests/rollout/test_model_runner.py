@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from thread_ranks import AnyRank, on_ranks
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -176,55 +175,18 @@ def test_too_many_cohorts_are_joined(asked: Any, llama: Any, monkeypatch: pytest
         torch.testing.assert_close(found[row], llama(input_ids=whole[None]).logits[0, -1], atol=1e-4, rtol=0)
 
 
-class Ranks:
-    """Threads that stand for ranks: `any_rank` is a barrier, as a collective is."""
-
-    def __init__(self, count: int) -> None:
-        self.flags = [False] * count
-        self.barrier = threading.Barrier(count, timeout=30)
-
-    def any_rank(self, rank: int) -> Callable[[bool], bool]:
-        def ask(flag: bool) -> bool:
-            self.flags[rank] = flag
-            self.barrier.wait()
-            found = any(self.flags)
-            self.barrier.wait()
-            return found
-
-        return ask
-
-
 @pytest.mark.parametrize("way", [ContinuousBatching, StaticBatching])
 def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way: Any) -> None:
     parts = [slice(0, 9), slice(9, 9), slice(9, 12), slice(4, 5)]
     expected = [asked.decoded(llama, rows=part) for part in parts]
-    ranks, found = Ranks(len(parts)), [None] * len(parts)
-    turns: list[list[int]] = [[] for _ in parts]
 
-    def decode_on(rank: int) -> None:
-        ask, count = ranks.any_rank(rank), 0
-        model = deepcopy(llama)
+    def decode_on(rank: int, model: Any, any_rank: AnyRank) -> Any:
         model_runner._known[model] = way
+        return asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
 
-        def counted(*_: Any) -> None:
-            nonlocal count
-            count += 1
-
-        def any_rank(flag: bool) -> bool:
-            turns[rank].append(count)
-            return ask(flag)
-
-        model.register_forward_hook(counted)
-        found[rank] = asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
-        turns[rank].append(count)
-
-    threads = [threading.Thread(target=decode_on, args=(rank,), daemon=True) for rank in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert turns[0] == turns[1] == turns[2] == turns[3]
-    assert turns[0][-1] > 20
+    found, forwards = on_ranks(len(parts), llama, decode_on)
+    assert forwards[0] == forwards[1] == forwards[2] == forwards[3]
+    assert forwards[0][-1] > 20
     for one, alone in zip(found, expected, strict=True):
         assert torch.equal(one.response_ids, alone.response_ids)
         torch.testing.assert_close(one.logprobs, alone.logprobs, atol=1e-5, rtol=0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from thread_ranks import AnyRank, on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
@@ -316,53 +315,17 @@ def test_a_model_that_goes_on_wrongly_reads_every_prompt_whole(
     assert "every prompt is read whole" in caplog.text
 
 
-class Ranks:
-    """Threads that stand for ranks: `any_rank` is a barrier, as a collective is."""
-
-    def __init__(self, count: int) -> None:
-        self.flags = [False] * count
-        self.barrier = threading.Barrier(count, timeout=30)
-
-    def any_rank(self, rank: int) -> Callable[[bool], bool]:
-        def ask(flag: bool) -> bool:
-            self.flags[rank] = flag
-            self.barrier.wait()
-            found = any(self.flags)
-            self.barrier.wait()
-            return found
-
-        return ask
-
-
 def test_ranks_that_reuse_unlike_much_make_the_same_forwards(llama: Any, tokenizer: Any) -> None:
     parts, budgets = [range(6), range(6, 8), range(0)], [1 << 30, 0, 0]
     expected = [dialogue(llama, tokenizer, None, rows=part) for part in parts]
     assert model_runner.can_resume(llama)
-    ranks, found = Ranks(len(parts)), [[] for _ in parts]
-    forwards: list[list[int]] = [[] for _ in parts]
     caches = [PrefixCache(budget) for budget in budgets]
 
-    def run(rank: int) -> None:
-        model, count, ask = deepcopy(llama), 0, ranks.any_rank(rank)
+    def run(rank: int, model: Any, any_rank: AnyRank) -> Any:
         model_runner._known[model], model_runner._resumed[model] = ContinuousBatching, True
+        return dialogue(model, tokenizer, caches[rank], rows=parts[rank], any_rank=any_rank)
 
-        def counted(*_: Any) -> None:
-            nonlocal count
-            count += 1
-
-        def any_rank(flag: bool) -> bool:
-            forwards[rank].append(count)
-            return ask(flag)
-
-        model.register_forward_hook(counted)
-        found[rank] = dialogue(model, tokenizer, caches[rank], rows=parts[rank], any_rank=any_rank)
-        forwards[rank].append(count)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    found, forwards = on_ranks(len(parts), llama, run)
     assert forwards[0] == forwards[1] == forwards[2]
     assert caches[0].reused_tokens > 0
     for one, other in zip(found, expected, strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,34 +12,28 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "algorithms.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
+import algorithms  # noqa: E402
 
-def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
-            "--quick",
-            "--tasks",
-            "probe_constant",
-            "--output",
-            str(folder / "out"),
-            "--docs",
-            str(folder),
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+Bench = Callable[..., int]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The benchmark with these arguments, whose runs and pages lie in the test's folder; its exit code."""
+    common = ["--quick", "--tasks", "probe_constant", "--output", str(tmp_path / "out"), "--docs", str(tmp_path)]
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *common, *arguments])
+        return algorithms.main()
+
+    return call
 
 
 @pytest.mark.slow
-def test_trainings_become_a_table_and_pictures_and_are_not_repeated(tmp_path: Path) -> None:
+def test_trainings_become_a_table_and_pictures_and_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
     page = tmp_path / "algorithms.md"
     page.write_text("# Mine\n\n<!-- learning table -->\nold\n<!-- end of learning table -->\n\nthe rest\n")
-    said = bench(tmp_path, "--algorithms", "ippo", "ppo/value_head", "--seeds", "3")
-    assert said.returncode == 0, said.stderr
+    assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert [(row["variant"], row["seed"], row["error"]) for row in results] == [
         ("ippo/separate", 3, None),
@@ -63,16 +57,14 @@ def test_trainings_become_a_table_and_pictures_and_are_not_repeated(tmp_path: Pa
     runs = sorted((tmp_path / "out/runs").glob("*/*/run.json"))
     changed = runs[0].with_name("config.yaml")  # as if it were from before a change of conf/
     changed.write_text(changed.read_text().replace("gae_lambda: 0.95", "gae_lambda: 0.5"))
-    again = bench(tmp_path, "--algorithms", "ippo", "ppo/value_head", "--seeds", "3")
-    assert again.returncode == 0, again.stderr
+    assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
     new = set((tmp_path / "out/runs").glob("*/*/run.json")) - set(runs)
     assert [run.parents[1] for run in new] == [runs[0].parents[1]]
 
 
-def test_an_algorithm_that_is_not_there_is_named(tmp_path: Path) -> None:
-    said = bench(tmp_path, "--algorithms", "nope")
-    assert said.returncode == 1
-    assert "no algorithm is named nope" in said.stderr
+def test_an_algorithm_that_is_not_there_is_named(bench: Bench) -> None:
+    with pytest.raises(SystemExit, match="no algorithm is named nope"):
+        bench("--algorithms", "nope")
 
 
 def test_the_score_at_a_time_lies_between_two_evaluations() -> None:

@@ -26,13 +26,14 @@ from play import (  # noqa: E402
     tictactoe_odds,
 )
 
-from ippo_cli.tasks.worlds.build import World, make_environment  # noqa: E402
+from ippo_cli.tasks.warm_start import Playable  # noqa: E402
+from ippo_cli.tasks.worlds.build import make_environment  # noqa: E402
 
 EPISODES = 600
-Player = Callable[[World, str, int], str]  # of the world, what is told and the turns that are left
+Player = Callable[[Playable, str, int], str]  # of the world, what is told and the turns that are left
 
 
-def mean_return(world: World, player: Player, turns: int) -> tuple[float, float]:
+def mean_return(world: Playable, player: Player, turns: int) -> tuple[float, float]:
     """The mean return of episodes, and its standard error."""
     returns = []
     for number in range(EPISODES):
@@ -47,7 +48,7 @@ def mean_return(world: World, player: Player, turns: int) -> tuple[float, float]
     return statistics.fmean(returns), statistics.stdev(returns) / EPISODES**0.5
 
 
-def assert_earns(expected: float, world: World, player: Player, turns: int = 0) -> None:
+def assert_earns(expected: float, world: Playable, player: Player, turns: int = 0) -> None:
     mean, error = mean_return(world, player, turns)
     assert abs(mean - expected) < 4 * error + 1e-9, (mean, error, expected)
 
@@ -85,7 +86,7 @@ def test_episodes_of_the_world_earn_what_was_computed(env_id: str, arguments: di
     model = env.unwrapped
     behind = [backward_induction(model.P, left, max) for left in range(turns)]  # type: ignore[attr-defined]
 
-    def optimally(world: World, told: str, left: int) -> str:
+    def optimally(world: Playable, told: str, left: int) -> str:
         return str(best_action(model.P[int(told)], behind[left - 1]))  # type: ignore[attr-defined]
 
     assert_earns(returns.random, world, randomly(), turns)
@@ -96,7 +97,7 @@ def test_blackjack_earns_what_was_computed() -> None:
     returns = blackjack_returns()
     world = make_environment(making.gymnasium("Blackjack-v1", "numbers"))()
 
-    def optimally(world: World, told: str, left: int) -> str:
+    def optimally(world: Playable, told: str, left: int) -> str:
         total, dealer, ace = map(int, told.split())
         return str(int(hits(total, bool(ace), dealer)))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,15 @@ SMALL = (
 )
 
 
+@cache
+def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Plain values; the composition of a run takes a good part of its time."""
+    return resolve(compose_node(overrides))
+
+
 def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
     """A checked configuration and its YAML."""
-    plain = resolve(compose_node([*SMALL, f"output_dir={root}", *overrides]))
+    plain = copy.deepcopy(composed((*SMALL, *overrides))) | {"output_dir": str(root)}
     config = typed(plain)
     check(config, 1)
     return config, to_yaml(plain)

@@ -22,25 +22,28 @@ def run_with(root, name, high):
     return train(root, *OWN, f"reward.function={file}:reward")
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The folder of a run."""
+    return run_with(tmp_path_factory.mktemp("one"), "one", "float('j' in text)")
+
+
 @pytest.mark.slow
-def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid(tmp_path):
-    first = final_weights(run_with(tmp_path, "one", "float('j' in text)"))
-    second = final_weights(run_with(tmp_path, "two", "-len(text) / 5"))
-    own = [name for name in first if name.startswith("low/")]
-    others = [name for name in first if name.startswith("high/")]
+def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid(tmp_path, first):
+    expected, found = final_weights(first), final_weights(run_with(tmp_path, "two", "-len(text) / 5"))
+    own = [name for name in expected if name.startswith("low/")]
+    others = [name for name in expected if name.startswith("high/")]
     assert own
-    assert all(torch.equal(first[name], second[name]) for name in own)
-    assert any(not torch.equal(first[name], second[name]) for name in others if "/actor/" in name)
-    assert any(not torch.equal(first[name], second[name]) for name in others if "/critic/" in name)
+    assert all(torch.equal(expected[name], found[name]) for name in own)
+    assert any(not torch.equal(expected[name], found[name]) for name in others if "/actor/" in name)
+    assert any(not torch.equal(expected[name], found[name]) for name in others if "/critic/" in name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_every_actor_and_every_critic_moves(tmp_path, critic):
-    folder = train(tmp_path, f"critic={critic}", "num_iterations=2", "evaluation.every=0")
-    weights = final_weights(folder)
+def test_every_actor_and_every_critic_moves(first):
+    weights = final_weights(first)
     for agent in ("low", "high"):
-        initial = load_file(folder / "initial" / agent / "model.safetensors")
+        initial = load_file(first / "initial" / agent / "model.safetensors")
         for name, before in initial.items():
             assert not torch.equal(weights[f"{agent}/actor/{name}"], before), f"{agent}'s {name} did not move"
         critic = f"{agent}/critic/"

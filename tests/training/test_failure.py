@@ -28,8 +28,14 @@ def reward(examples, responses):
     return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
 '''
 # Calls: 1 and 2 evaluate, 3 and 4 are of the first iteration (ReMax: sampled, greedy), 5 and 6 of the second, 7 and 8
-# evaluate, 9 to 12 are of the third and fourth, 13 and 14 evaluate.
-KEYS = ("algorithm=remax", "reward.processor=[running_zscore]", "checkpoint.every=100", "tracker.samples_every=1")
+# evaluate, 9 and 10 are of the third, 11 and 12 evaluate.
+KEYS = (
+    "algorithm=remax",
+    "num_iterations=3",
+    "reward.processor=[running_zscore]",
+    "checkpoint.every=100",
+    "tracker.samples_every=1",
+)
 
 
 def overrides(root: Path) -> list[str]:

@@ -28,7 +28,7 @@ def reward(examples, responses):
     noise = random.random()
     return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
 '''
-ITERATIONS = 4
+ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one
 CALLS = 3 * 2 + ITERATIONS  # evaluations before, in the middle and at the end, sampled and greedy; one per iteration
 
 
@@ -37,6 +37,7 @@ def overrides(root: Path) -> list[str]:
     return [
         "reward=function",
         f"reward.function={root / 'reward.py'}:reward",
+        f"num_iterations={ITERATIONS}",
         "algorithm=ppo",
         "algorithm.mini_batch_size=8",
         "algorithm.kl.reward.coef=0.1",
@@ -131,9 +132,9 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
 @pytest.mark.slow
 def test_a_finished_run_goes_on_when_more_iterations_are_asked_for(tmp_path):
     short = train(tmp_path, "num_iterations=2")
-    config, _ = new_run(tmp_path, "num_iterations=4")
+    config, _ = new_run(tmp_path, "num_iterations=3")
     run_training(config, short, resumed=True)
-    long = train(tmp_path, "num_iterations=4")
+    long = train(tmp_path, "num_iterations=3")
     assert rows(short) == rows(long)
     written = [json.loads(line) for line in (long / "metrics.jsonl").read_text().splitlines()]
     timed = [row["iteration"] for row in written if "time/checkpoint" in row]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_scripts import found_by_ranks
 
-import ippo_cli
 from ippo_cli.training.checkpoint import damaged
 
 pytestmark = pytest.mark.slow
-SOURCE = Path(ippo_cli.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +22,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(root: Path) -> list[dict[str, Any]]:
     """What saving_ranks.py found on each of two ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(SOURCE),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, str(Path(__file__).with_name("saving_ranks.py")), str(root)]
-    ranks = [
-        subprocess.Popen(command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}, stdout=-1, stderr=-1, text=True)
-        for rank in ("0", "1")
-    ]
-    said = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return [json.loads(out.splitlines()[-1]) | {"said": out} for out, _ in said]
+    root.joinpath("printed").mkdir()
+    ranks = found_by_ranks(Path(__file__).with_name("saving_ranks.py"), str(root), folder=root / "printed", limit_s=240)
+    return [rank | {"said": (root / "printed" / f"printed{n}").read_text()} for n, rank in enumerate(ranks)]
 
 
 def test_a_checkpoint_lists_what_every_rank_wrote(found: list[dict[str, Any]], root: Path) -> None:

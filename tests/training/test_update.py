@@ -29,8 +29,16 @@ def one_iteration(root, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize("critic", ["separate", "value_head"])
+@pytest.mark.parametrize(
+    ("mode", "critic"),
+    [
+        ("token-mean", "separate"),
+        ("token-mean", "value_head"),
+        ("seq-mean-token-sum", "value_head"),
+        ("seq-mean-token-mean", "separate"),
+        ("seq-mean-token-sum-norm", "value_head"),
+    ],
+)
 def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, mode, critic):
     keys = [f"algorithm.loss_aggregation={mode}", f"critic={critic}", "algorithm.entropy_coef=0.01"]
     whole, _ = one_iteration(tmp_path, *keys)
@@ -121,17 +129,16 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["reward.reward_batch_rows=3", "deepspeed.forward_batch_tokens=20"])
-def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path, key):
-    rows = [
-        one_iteration(tmp_path, "algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1", *keys)[
-            0
-        ]
-        for keys in ((), (key,))
-    ]
-    assert rows[0].keys() == rows[1].keys()
-    for name, value in rows[0].items():
-        assert rows[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path):
+    common = ("algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1")
+    plain, *others = (
+        one_iteration(tmp_path, *common, *keys)[0]
+        for keys in ((), ("reward.reward_batch_rows=3",), ("deepspeed.forward_batch_tokens=20",))
+    )
+    for other in others:
+        assert other.keys() == plain.keys()
+        for name, value in plain.items():
+            assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.slow

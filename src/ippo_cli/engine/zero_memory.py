@@ -16,14 +16,14 @@ class EngineMemory:
     """Bytes on one rank. What stands from one update to the next, and what an update or a forward adds."""
 
     weights: float
-    master: float  # float32 weights that the optimizer steps on; fp32 models have a copy of theirs as well
-    moments: float  # AdamW's, from the first step on
-    gradients: float  # added up over micro-batches
-    buckets: float  # in which gradients travel
-    gathered: float  # stage 3: whole weights that a forward holds beside the spread ones
-    stepping: float  # copies made by reducing at, and by taking, the optimizer step
-    host: float  # in the machine's memory instead, of what is offloaded
-    gradients_stay: bool  # whether gradients and buckets are held between updates as well
+    master: float = 0.0  # float32 weights that the optimizer steps on; fp32 models have a copy of theirs as well
+    moments: float = 0.0  # AdamW's, from the first step on
+    gradients: float = 0.0  # added up over micro-batches
+    buckets: float = 0.0  # in which gradients travel
+    gathered: float = 0.0  # stage 3: whole weights that a forward holds beside the spread ones
+    stepping: float = 0.0  # copies made by reducing at, and by taking, the optimizer step
+    host: float = 0.0  # in the machine's memory instead, of what is offloaded
+    gradients_stay: bool = False  # whether gradients and buckets are held between updates as well
 
     @property
     def optimizer(self) -> float:
@@ -58,68 +58,86 @@ def engine_memory(
     """
     whole = float(parameters)
     share = whole / ranks
-    float_bucket = float(FP32 * bucket)
-    if stage == 0:  # in fp32 alone: the client's own optimizer on the module's own weights
-        return EngineMemory(
-            weights=FP32 * whole,
-            master=0.0,
-            moments=MOMENTS * whole,
-            gradients=FP32 * whole,
-            buckets=0.0,
-            gathered=0.0,
-            stepping=FP32 * min(whole, REDUCED_AT_ONCE) if ranks > 1 else 0.0,
-            host=0.0,
-            gradients_stay=False,
-        )
-    master, moments = FP32 * share, MOMENTS * share
+    buckets = float(FP32 * bucket)
+    if stage == 0:
+        return _own_optimizer(whole, ranks)
     if stage == 3:
         spread = width * (share + persistent * (1.0 - 1.0 / ranks))
-        return EngineMemory(
-            weights=0.0 if offload_params else spread,
-            master=0.0 if offload_optimizer else master,
-            moments=0.0 if offload_optimizer else moments,
-            gradients=0.0 if offload_optimizer else FP32 * share,
-            buckets=float_bucket,
-            gathered=width * min(whole, MAX_LIVE),
-            stepping=FP32 * share,
-            # What steps in the machine's memory has its own gradient beside the one that is added up there.
-            host=(master + moments + 2 * FP32 * share if offload_optimizer else 0.0)
-            + (spread if offload_params else 0.0),
-            gradients_stay=True,
-        )
-    if offload_optimizer:  # the host also keeps the part it steps on in the weights' own type
-        return EngineMemory(
-            weights=width * whole,
-            master=0.0,
-            moments=0.0,
-            # Stage 1 leaves what other ranks step on where it was added up.
-            gradients=FP32 * (whole - share) if stage == 1 else 0.0,
-            buckets=float_bucket,
-            gathered=0.0,
-            stepping=width * share,
-            host=master + moments + (2 * FP32 + width) * share,
-            gradients_stay=False,
-        )
-    if stage == 1 and width < FP32:  # DeepSpeed's bf16 optimizer: whole float32 gradients, from the start
-        return EngineMemory(
-            weights=width * whole,
-            master=master,
-            moments=moments,
-            gradients=FP32 * whole,
-            buckets=0.0,
-            gathered=0.0,
-            stepping=FP32 * min(whole, REDUCED_AT_ONCE),
-            host=0.0,
-            gradients_stay=True,
-        )
+        return _spread_weights(whole, share, width, spread, buckets, offload_optimizer, offload_params)
+    if offload_optimizer:
+        return _offloaded_optimizer(whole, share, width, stage, buckets)
+    if stage == 1 and width < FP32:
+        return _bf16_optimizer(whole, share, width)
+    return _spread_optimizer(whole, share, width, stage, buckets)
+
+
+def _own_optimizer(whole: float, ranks: int) -> EngineMemory:
+    """Stage 0, in fp32 alone: the client's own optimizer on the module's own weights."""
+    return EngineMemory(
+        weights=FP32 * whole,
+        moments=MOMENTS * whole,
+        gradients=FP32 * whole,
+        stepping=FP32 * min(whole, REDUCED_AT_ONCE) if ranks > 1 else 0.0,
+    )
+
+
+def _bf16_optimizer(whole: float, share: float, width: int) -> EngineMemory:
+    """Stage 1 in bf16: DeepSpeed's bf16 optimizer, with whole float32 gradients from the start."""
     return EngineMemory(
         weights=width * whole,
-        master=master,
-        moments=moments,
+        master=FP32 * share,
+        moments=MOMENTS * share,
+        gradients=FP32 * whole,
+        stepping=FP32 * min(whole, REDUCED_AT_ONCE),
+        gradients_stay=True,
+    )
+
+
+def _spread_optimizer(whole: float, share: float, width: int, stage: int, buckets: float) -> EngineMemory:
+    """Stages 1 and 2: a rank steps on its share."""
+    return EngineMemory(
+        weights=width * whole,
+        master=FP32 * share,
+        moments=MOMENTS * share,
         gradients=FP32 * (whole if stage == 1 else share),
-        buckets=float_bucket,
-        gathered=0.0,
+        buckets=buckets,
         stepping=FP32 * share,
-        host=0.0,
-        gradients_stay=False,
+    )
+
+
+def _offloaded_optimizer(whole: float, share: float, width: int, stage: int, buckets: float) -> EngineMemory:
+    """Stages 1 and 2 whose steps the host takes: it also keeps the part it steps on in the weights' own type."""
+    return EngineMemory(
+        weights=width * whole,
+        # Stage 1 leaves what other ranks step on where it was added up.
+        gradients=FP32 * (whole - share) if stage == 1 else 0.0,
+        buckets=buckets,
+        stepping=width * share,
+        host=FP32 * share + MOMENTS * share + (2 * FP32 + width) * share,
+    )
+
+
+def _spread_weights(
+    whole: float,
+    share: float,
+    width: int,
+    spread: float,
+    buckets: float,
+    offload_optimizer: bool,
+    offload_params: bool,
+) -> EngineMemory:
+    """Stage 3: weights are spread as well, each of the parts where it is wanted."""
+    master, moments = FP32 * share, MOMENTS * share
+    # What steps in the machine's memory has its own gradient beside the one that is added up there.
+    host = (master + moments + 2 * FP32 * share if offload_optimizer else 0.0) + (spread if offload_params else 0.0)
+    return EngineMemory(
+        weights=0.0 if offload_params else spread,
+        master=0.0 if offload_optimizer else master,
+        moments=0.0 if offload_optimizer else moments,
+        gradients=0.0 if offload_optimizer else FP32 * share,
+        buckets=buckets,
+        gathered=width * min(whole, MAX_LIVE),
+        stepping=FP32 * share,
+        host=host,
+        gradients_stay=True,
     )

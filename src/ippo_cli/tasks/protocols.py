@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, IppoError
@@ -16,8 +15,10 @@ from ippo_cli.config.schema import ConversationConfig, PromptConfig
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Environment, Step
 from ippo_cli.tasks.templates import (
+    LAST,
     NOTHING,
     OBSERVATION,
+    WORDS,
     Told,
     fields_of,
     first_message,
@@ -71,28 +72,39 @@ class Transcript:
 class _Words(Mapping[str, str | None]):
     """The words of a transcript, each made when a template names it: most of them grow with every turn."""
 
+    __slots__ = ("_agent", "_observation", "_transcript")
+
     def __init__(self, transcript: Transcript, agent: str, observation: str | None) -> None:
-        made: dict[str, Callable[[], str | None]] = {
-            f"agents.{name}": partial(transcript.last, name) for name in transcript.agents
-        }
-        made["turn"] = lambda: str(transcript.turn(agent))
-        made["transcript"] = lambda: _lines(transcript.said)
-        made["heard"] = lambda: _lines(transcript.heard(agent))
-        if observation is not None:
-            made[OBSERVATION] = lambda: observation
-        self._made = made
+        self._transcript, self._agent, self._observation = transcript, agent, observation
 
     def __getitem__(self, word: str) -> str | None:
-        return self._made[word]()
+        if word not in self:
+            raise KeyError(word)
+        if word == OBSERVATION:
+            return self._observation
+        if word == "turn":
+            return str(self._transcript.turn(self._agent))
+        if word == "transcript":
+            return _lines(self._transcript.said)
+        if word == "heard":
+            return _lines(self._transcript.heard(self._agent))
+        return self._transcript.last(word.removeprefix(LAST))
 
     def __contains__(self, word: object) -> bool:
-        return word in self._made
+        if word == OBSERVATION:
+            return self._observation is not None
+        if not isinstance(word, str) or not word.startswith(LAST):
+            return word in WORDS
+        return word.removeprefix(LAST) in self._transcript.agents
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        yield from (LAST + name for name in self._transcript.agents)
+        yield from WORDS
+        if self._observation is not None:
+            yield OBSERVATION
 
     def __len__(self) -> int:
-        return len(self._made)
+        return sum(1 for _ in self)
 
 
 class Talk:

@@ -14,6 +14,8 @@ Told = Mapping[str, str | None]
 """What a conversation has told by now; None stands for what has not been said yet."""
 NOTHING: Told = {}
 OBSERVATION = "observation"  # the field for what a world tells
+WORDS = ("turn", "transcript", "heard")  # fields for what has been said
+LAST = "agents."  # and, with a name behind it, the field for what that agent said last
 
 
 def render_template(template: str, example: Example, setting: str, told: Told = NOTHING) -> str:
@@ -31,7 +33,7 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
                 f"write {{{field}}}, or {{{{ and }}}} for braces",
             )
         if field is not None:
-            parts.append(_value(field, example, told, f"{setting}={template!r}"))
+            parts.append(_value(field, example, told, setting, template))
     return "".join(parts)
 
 
@@ -54,48 +56,55 @@ def first_message(agent: str, config: PromptConfig, example: Example, told: Told
 
 def is_word_of_conversations(field: str) -> bool:
     """Whether a field is one of those that stand for what has been said."""
-    return field in ("turn", "transcript", "heard") or field.startswith("agents.")
+    return field in WORDS or field.startswith(LAST)
 
 
-def _value(field: str, example: Example, told: Told, setting: str) -> str:
-    if field in told and field in example:
-        raise ConfigError(
-            setting,
-            f"names {field!r}, which both the examples and the conversation have",
-            "rename that field of the examples",
-        )
+def _value(field: str, example: Example, told: Told, setting: str, template: str) -> str:
     if field in told:
+        if field in example:
+            raise _mistake(
+                setting,
+                template,
+                f"names {field!r}, which both the examples and the conversation have",
+                "rename that field of the examples",
+            )
         text = told[field]
         if text is None:
-            raise ConfigError(
+            raise _mistake(
                 setting,
+                template,
                 f"names {field!r}, who has said nothing by then",
                 "name one who speaks before, or write {transcript}",
             )
         return text
     if field not in example:
-        if field.startswith("agents.") and told:
-            there = " ".join(word for word in told if word.startswith("agents."))
-            raise ConfigError(setting, f"names {field!r}, and there is no such agent", f"there are: {there}")
-        if is_word_of_conversations(field):
-            raise ConfigError(
-                setting,
-                f"names {field!r}, and nobody has said anything by then",
-                "use task.protocol=sequential or dialogue, or more of task.num_turns",
-            )
-        words = f"; the conversation has: {' '.join(told)}" if told else ""
-        raise ConfigError(
-            setting,
-            f"names the field {field!r}, which examples do not have",
-            "they have: " + " ".join(example) + words,
-        )
+        raise _mistake(setting, template, *_unknown(field, example, told))
     if example[field] is None:  # the word None is nothing that anybody meant to say
-        raise ConfigError(
+        raise _mistake(
             setting,
+            template,
             f"names the field {field!r}, which is null in an example",
             "fill it in, or leave such examples out",
         )
     return str(example[field])
+
+
+def _unknown(field: str, example: Example, told: Told) -> tuple[str, str]:
+    """What is wrong with a field that nobody has, and what would work."""
+    if field.startswith(LAST) and told:
+        there = " ".join(word for word in told if word.startswith(LAST))
+        return f"names {field!r}, and there is no such agent", f"there are: {there}"
+    if is_word_of_conversations(field):
+        return (
+            f"names {field!r}, and nobody has said anything by then",
+            "use task.protocol=sequential or dialogue, or more of task.num_turns",
+        )
+    words = f"; the conversation has: {' '.join(told)}" if told else ""
+    return f"names the field {field!r}, which examples do not have", "they have: " + " ".join(example) + words
+
+
+def _mistake(setting: str, template: str, rule: str, works: str) -> ConfigError:
+    return ConfigError(f"{setting}={template!r}", rule, works)
 
 
 @cache  # every row is filled in, and reading the template is most of that

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.build import build_agents
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.algorithms.targets import Algorithm
@@ -26,7 +28,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import GENERATORS
+from ippo_cli.rollout.generator import GENERATORS, Generator
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
@@ -146,49 +148,29 @@ def build_trainer(
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, distributed.world_size(), len(task.train))
-    weights = initial_weights(
-        config,
-        task,
-        folder,
-        lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps),
-        console.say,
-    )
-    config = pinned(config, weights, folder)
-    refuse_other_vocabularies(config, weights)
+    config, weights = _pinned_weights(config, task, folder, console)
     material = read_material(config, task, weights)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    agents = build_agents(config, weights, device)
-    algorithm = Algorithm(
-        config=config.algorithm,
-        num_generations=config.rollout.num_generations,
-        seed=config.seed,
-    )
-    state = State(
-        agents=agents,
-        algorithm=algorithm,
-        moments={name: ScoreMoments() for name in agents},
-        progress=Progress(),
-        run=run.state,
-        rng=rng_state(),
-    )
-    checkpoints = Checkpoints(folder, config.checkpoint)
-    size, _ = disk_needs(config, material, distributed.world_size())
-    checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
+    state = _initial_state(config, build_agents(config, weights, device), run)
+    checkpoints = _checkpoints(config, folder, plan, material)
     if resumed:
-        found = checkpoints.load(state)
+        checkpoint = checkpoints.load(state)
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
-        console.say(f"resumed from {found}")
+        console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
     console.warn(run.note(unusual))
+<<<<<<< HEAD
+=======
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
     continues = goes_on(config)
+>>>>>>> fix-episodes
     return Trainer(
         config=config,
         plan=plan,
@@ -196,7 +178,7 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=continues),
+        generator=_generator(config, task, state.agents, console, preemption),
         device=device,
         reward=reward,
         state=state,
@@ -206,6 +188,57 @@ def build_trainer(
         preemption=preemption,
         recent=deque(run.last_rows(WINDOW), WINDOW),
     )
+
+
+def _pinned_weights(config: Config, task: Task, folder: Path, console: Console) -> tuple[Config, dict[str, Path | str]]:
+    """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
+    weights = initial_weights(
+        config,
+        task,
+        folder,
+        lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps),
+        console.say,
+    )
+    config = pinned(config, weights, folder)
+    refuse_other_vocabularies(config, weights)
+    return config, weights
+
+
+def _initial_state(config: Config, agents: Mapping[str, Agent], run: Run) -> State:
+    """A run's state before its first iteration."""
+    algorithm = Algorithm(
+        config=config.algorithm,
+        num_generations=config.rollout.num_generations,
+        seed=config.seed,
+    )
+    return State(
+        agents=agents,
+        algorithm=algorithm,
+        moments={name: ScoreMoments() for name in agents},
+        progress=Progress(),
+        run=run.state,
+        rng=rng_state(),
+    )
+
+
+def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Material) -> Checkpoints:
+    """The run's checkpoints, for which there is room."""
+    checkpoints = Checkpoints(folder, config.checkpoint)
+    size, _ = disk_needs(config, material, distributed.world_size())
+    checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
+    return checkpoints
+
+
+def _generator(
+    config: Config, task: Task, agents: Mapping[str, Agent], console: Console, preemption: PreemptionHandler
+) -> Generator:
+    """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
+
+    def poll(agent: str, done: int, rows: int) -> None:
+        console.progress(f"{agent} writes", done, rows)
+        preemption.poll()
+
+    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config, task.train[0]))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:
@@ -232,6 +265,7 @@ def _refuse_what_cannot_fit(
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
+    gc.freeze()  # every engine that ends collects garbage, and what was imported never is any: a second for a small run
     kind = device_kind(config.launch.device)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
     device = distributed.device_of(kind, ranks)

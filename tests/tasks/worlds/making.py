@@ -15,9 +15,12 @@ from ippo_cli.config.schema import (
     OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
+    WorldConfig,
 )
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.worlds.build import World
+from ippo_cli.tasks.warm_start import Playable, first_examples, played_lessons
+from ippo_cli.tasks.worlds.build import make_environment
+from ippo_cli.tasks.worlds.examples import world_examples
 
 INVALID = -0.25
 
@@ -87,11 +90,19 @@ def row(seed: int, index: int = 0) -> dict[str, int]:
     return {"seed": seed, "dataset_seed": seed, "index": index}
 
 
-def act(world: World, **texts: str) -> Step:
+def act(world: Playable, **texts: str) -> Step:
     return world.step({agent: Action(text=text) for agent, text in texts.items()})
 
 
-def play(world: World, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
+def random_turns(config: WorldConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
+    """What was told and answered in the lessons of random play, agent by agent."""
+    examples, _ = world_examples(config, seed)
+    world = make_environment(config)()
+    lessons = played_lessons(world, config.agents, first_examples(examples, episodes), seed)
+    return [turn for taught in lessons.values() for lesson in taught for turn in lesson]
+
+
+def play(world: Playable, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
     """Everything that is told and paid in an episode whose answers are drawn by `choices`, some of them invalid."""
     luck = random.Random(choices)
     observations = world.reset(example, seed)

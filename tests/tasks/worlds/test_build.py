@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from making import gymnasium, pettingzoo, play, reasoning_gym, row
+from making import gymnasium, pettingzoo, play, random_turns, reasoning_gym, row
 
 from ippo_cli.config.schema import GymnasiumConfig, WorldConfig
-from ippo_cli.tasks.worlds.build import make_environment, random_play
+from ippo_cli.tasks.worlds.build import make_environment
 
 WORLDS: dict[str, WorldConfig] = {
     "lake": gymnasium("FrozenLake-v1"),
@@ -63,10 +63,10 @@ def test_worlds_that_are_stepped_in_threads_do_not_disturb_each_other(name: str)
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> None:
-    pairs = random_play(WORLDS[name], 0, 30)
+    pairs = random_turns(WORLDS[name], 0, 30)
     assert len(pairs) >= 30
-    assert pairs == random_play(WORLDS[name], 0, 30)
-    assert pairs != random_play(WORLDS[name], 1, 30)
+    assert pairs == random_turns(WORLDS[name], 0, 30)
+    assert pairs != random_turns(WORLDS[name], 1, 30)
     if isinstance(WORLDS[name], GymnasiumConfig):
         offered = make_environment(WORLDS[name])()
         offered.reset(row(0), 0)
@@ -75,14 +75,14 @@ def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> No
 
 def test_random_play_of_questions_gives_no_solution_away() -> None:
     config = reasoning_gym("spell_backward")
-    pairs = random_play(config, 0, 50)
+    pairs = random_turns(config, 0, 50)
     right = [answer == told.rsplit(" ", 1)[-1][::-1] for told, answer in pairs]
     assert not any(right)
     assert all(answer.isalpha() for _, answer in pairs)
 
 
 def test_random_play_of_a_game_names_free_squares() -> None:
-    for board, square in random_play(WORLDS["tictactoe"], 0, 30):
+    for board, square in random_turns(WORLDS["tictactoe"], 0, 30):
         assert board[int(square)] == "."
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import act, own, row
+from making import act, own, random_turns, row
 from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Reward, checked
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.worlds.build import make_environment, random_play
+from ippo_cli.tasks.worlds.build import make_environment
 
 pytestmark = pytest.mark.needs_no_package
 GUESS = '''
@@ -230,10 +230,10 @@ def test_what_fails_inside_is_raised(file: str) -> None:
 
 
 def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
-    pairs = random_play(own(f"{file}:make", digits=3), 0, 40)
+    pairs = random_turns(own(f"{file}:make", digits=3), 0, 40)
     assert {answer for _, answer in pairs} == {"0", "1", "2"}
     assert {told for told, _ in pairs} == {"guess", "higher", "lower"}
-    assert random_play(own(f"{file}:Relay", "one two"), 0, 5) == []
+    assert random_turns(own(f"{file}:Relay", "one two"), 0, 5) == []
 
 
 @pytest.mark.parametrize(

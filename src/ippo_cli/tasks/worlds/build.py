@@ -1,10 +1,8 @@
-"""Worlds by kind: what makes them, and episodes of random play in them."""
+"""Worlds by kind: what makes them."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from ippo_cli.config.schema import (
     GymnasiumConfig,
@@ -13,22 +11,11 @@ from ippo_cli.config.schema import (
     ReasoningGymConfig,
     WorldConfig,
 )
-from ippo_cli.tasks.environment import Action, Environment
+from ippo_cli.tasks.warm_start import Playable
 from ippo_cli.tasks.worlds.checks import check_world
-from ippo_cli.tasks.worlds.examples import world_examples
-
-LONGEST = 1000  # steps of an episode of random play, which may have no limit of its own
 
 
-class World(Environment, Protocol):
-    """An environment that may know what can be answered."""
-
-    def actions(self) -> Mapping[str, Sequence[str]]:
-        """Legal answers by agent that is to act; nothing for an agent whose answers are not known."""
-        ...
-
-
-def make_environment(config: WorldConfig) -> Callable[[], World]:
+def make_environment(config: WorldConfig) -> Callable[[], Playable]:
     """What makes worlds of this configuration, each for one episode at a time and any number of them in a row.
 
     Raises `ConfigError` where that will not work. Every call gives a world of its own; several may be stepped at the
@@ -52,30 +39,3 @@ def make_environment(config: WorldConfig) -> Callable[[], World]:
     from ippo_cli.tasks.worlds.own_environment import own_environments
 
     return own_environments(config)
-
-
-def random_play(config: WorldConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
-    """What was told and what was answered in episodes of uniformly random legal play on training examples.
-
-    It shows the form of answers, and favours none of them. Empty where a world does not know what may be answered.
-    """
-    examples, _ = world_examples(config, seed)
-    luck = random.Random(f"random play {seed}")
-    pairs: list[tuple[str, str]] = []
-    world = make_environment(config)()
-    try:
-        for number in range(episodes):
-            observations = world.reset(examples[number % len(examples)], luck.getrandbits(31))
-            for _ in range(LONGEST):
-                offered = world.actions()
-                if any(not offered.get(agent) for agent in observations):
-                    return pairs
-                answers = {agent: luck.choice(offered[agent]) for agent in observations}
-                pairs += [(observations[agent], answer) for agent, answer in answers.items()]
-                step = world.step({agent: Action(text=answer) for agent, answer in answers.items()})
-                if step.terminated or step.truncated:
-                    break
-                observations = step.observations
-    finally:
-        world.close()
-    return pairs

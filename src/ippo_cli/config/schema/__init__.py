@@ -1,0 +1,130 @@
+"""One dataclass per configuration group: types and meanings here, values in `conf/`.
+
+A group's dataclasses lie in the file of its name, those of three small groups in `run.py`; all are imported from here.
+Fields have no defaults: every value is written in YAML. An agent's are the exception, since no group holds them.
+What a value must be beyond its type is part of the field's type (`config/constraints.py`).
+The comment behind a field is its documentation; `docs/config.md` is generated from these comments and the YAML values.
+Enum members are spelled as in YAML, so that a value reads the same on the command line, in code and in errors.
+"""
+
+# ruff: noqa: F401 (imported to be imported from here)
+
+from __future__ import annotations
+
+from typing import Any
+
+from ippo_cli.config.schema.actor import ActorConfig, ActorKind, Alphabet, TinyActorConfig
+from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, unset
+from ippo_cli.config.schema.algorithm import (
+    Advantage,
+    AlgorithmConfig,
+    BehaviorCorrectionConfig,
+    Credit,
+    KlConfig,
+    KlLossConfig,
+    KlLossEstimator,
+    KlRewardConfig,
+    KlRewardEstimator,
+    LossAggregation,
+    Objective,
+    Pooling,
+    RatioLevel,
+    Reweight,
+    ReweightConfig,
+    Truncation,
+    TurnValue,
+    ValueUnit,
+    WeightLevel,
+)
+from ippo_cli.config.schema.critic import (
+    CriticConfig,
+    CriticKind,
+    NoCriticConfig,
+    SeparateCriticConfig,
+    TrainedCriticConfig,
+    ValueHeadCriticConfig,
+)
+from ippo_cli.config.schema.deepspeed import DeepspeedConfig
+from ippo_cli.config.schema.launch import Device, LaunchConfig
+from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
+from ippo_cli.config.schema.reward import (
+    EnvironmentRewardConfig,
+    ExactMatchConfig,
+    FunctionRewardConfig,
+    GridRewardConfig,
+    Gsm8kRewardConfig,
+    Match,
+    NumberMatch,
+    Processor,
+    RewardConfig,
+    RewardKind,
+)
+from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema.run import (
+    CheckpointConfig,
+    Config,
+    Console,
+    EvaluationConfig,
+    Mode,
+    RunConfig,
+    TrackerConfig,
+)
+from ippo_cli.config.schema.task import (
+    ConversationConfig,
+    Data,
+    GridConfig,
+    JsonlConfig,
+    LettersConfig,
+    RelayConfig,
+    SignallingConfig,
+    SortingConfig,
+    TaskConfig,
+    TaskKind,
+)
+from ippo_cli.config.schema.team import TeamConfig, TeamKind
+from ippo_cli.config.schema.world import (
+    GymnasiumConfig,
+    IllegalMove,
+    LadderConfig,
+    ObservationForm,
+    Opponent,
+    OwnEnvironmentConfig,
+    PettingzooConfig,
+    ReasoningGymConfig,
+    SteppedWorldConfig,
+    WorldConfig,
+)
+
+SCHEMAS: dict[str, type[Any]] = {
+    "config": Config,
+    "task_sorting": SortingConfig,
+    "task_jsonl": JsonlConfig,
+    "task_probe_letters": LettersConfig,
+    "task_probe_grid": GridConfig,
+    "task_signalling": SignallingConfig,
+    "task_relay": RelayConfig,
+    "task_ladder": LadderConfig,
+    "task_gymnasium": GymnasiumConfig,
+    "task_pettingzoo": PettingzooConfig,
+    "task_reasoning_gym": ReasoningGymConfig,
+    "task_environment": OwnEnvironmentConfig,
+    "algorithm": AlgorithmConfig,
+    "actor_tiny": TinyActorConfig,
+    "actor_full": ActorConfig,
+    "critic_separate": SeparateCriticConfig,
+    "critic_value_head": ValueHeadCriticConfig,
+    "critic_none": NoCriticConfig,
+    "rollout": RolloutConfig,
+    "reward_environment": EnvironmentRewardConfig,
+    "reward_exact_match": ExactMatchConfig,
+    "reward_function": FunctionRewardConfig,
+    "reward_grid": GridRewardConfig,
+    "reward_gsm8k": Gsm8kRewardConfig,
+    "team": TeamConfig,
+    "deepspeed": DeepspeedConfig,
+    "checkpoint": CheckpointConfig,
+    "evaluation": EvaluationConfig,
+    "tracker": TrackerConfig,
+    "launch": LaunchConfig,
+}
+"""Schema nodes by the name under which a YAML file lists them first (`/schema/NAME@_here_`)."""

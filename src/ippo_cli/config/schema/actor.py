@@ -1,0 +1,43 @@
+"""`actor=`: the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt
+from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
+
+
+class ActorKind(str, Enum):
+    tiny = "tiny"
+    full = "full"
+
+
+class Alphabet(str, Enum):
+    auto = "auto"
+    printable = "printable"
+
+
+@dataclass
+class ActorConfig(OptimizerConfig):
+    """The policy: a causal language model."""
+
+    kind: ActorKind  # tiny (made locally) | full (loaded from actor.model)
+    model: Name | None  # folder or hub id of a causal language model in safetensors format
+    revision: str | None  # commit, branch or tag of a hub model
+    dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
+    gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
+
+
+@dataclass
+class TinyActorConfig(ActorConfig):
+    """A small transformer with a character tokenizer, made and warm-started locally."""
+
+    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (bytes: reads and writes any text)
+    hidden_size: PositiveInt  # width of the transformer
+    num_layers: PositiveInt  # transformer layers
+    num_heads: PositiveInt  # attention heads; must divide hidden_size
+    warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random play before training
+    warm_start_batch_size: PositiveInt  # examples per supervised step
+    warm_start_learning_rate: PositiveFloat  # learning rate of the supervised steps

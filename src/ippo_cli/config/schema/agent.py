@@ -1,0 +1,39 @@
+"""`task.agents.NAME`: how one agent is asked, and what is its own among the groups' values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TypeVar
+
+from ippo_cli.config.schema.actor import TinyActorConfig
+from ippo_cli.config.schema.critic import SeparateCriticConfig
+
+T = TypeVar("T")
+
+
+def unset(schema: type[T]) -> T:
+    """An instance whose every leaf is missing (`???`): the place where one agent's overrides of a group may go."""
+    instance = object.__new__(schema)
+    for leaf in fields(schema):  # type: ignore[arg-type]
+        object.__setattr__(instance, leaf.name, "???")
+    return instance
+
+
+@dataclass
+class PromptConfig:
+    """How an agent is asked."""
+
+    template: str  # the prompt; {field} is replaced by that field of the example
+    turn_template: str | None = None  # what it is told later; null = what others said since, in worlds template again
+    system: str | None = None  # system message; needs a chat template
+    answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
+    warm_start_answer: str | None = None  # what actor=tiny's warm start teaches, as a template; null = answer
+
+
+@dataclass
+class AgentConfig(PromptConfig):
+    """One named agent of a task: how it is asked, and what is its own among the groups' values."""
+
+    actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
+    critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`

@@ -1,0 +1,183 @@
+"""`algorithm=`: what is learnt from a buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from ippo_cli.config.constraints import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    UnitFloat,
+)
+
+
+class Objective(str, Enum):
+    on_policy = "on_policy"
+    clip = "clip"
+
+
+class Advantage(str, Enum):
+    gae = "gae"
+    reward_to_go = "reward_to_go"
+    group = "group"
+    leave_one_out = "leave_one_out"
+    greedy_baseline = "greedy_baseline"
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether values are part of the estimator; to all others a critic is of no use."""
+        return self is Advantage.gae
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether the baseline is made of other responses to the same prompt."""
+        return self in (Advantage.group, Advantage.leave_one_out)
+
+    @property
+    def walks(self) -> bool:
+        """Whether rewards are followed from action to action; all others judge a response as a whole."""
+        return self in (Advantage.gae, Advantage.reward_to_go)
+
+
+class Credit(str, Enum):
+    token = "token"
+    turn = "turn"
+    auto = "auto"
+
+
+class TurnValue(str, Enum):
+    first = "first"
+    mean = "mean"
+    final = "final"
+    after = "after"
+
+
+class ValueUnit(str, Enum):
+    token = "token"
+    turn = "turn"
+
+
+class RatioLevel(str, Enum):
+    token = "token"
+    turn = "turn"
+    sequence = "sequence"
+
+
+class Pooling(str, Enum):
+    sum = "sum"
+    mean = "mean"
+
+
+class Reweight(str, Enum):
+    none = "none"
+    pow = "pow"
+    max_min = "max_min"
+    max_random = "max_random"
+
+
+class WeightLevel(str, Enum):
+    none = "none"
+    token = "token"
+    sequence = "sequence"
+
+
+class Truncation(str, Enum):
+    bootstrap = "bootstrap"
+    penalty = "penalty"
+    mask = "mask"
+    none = "none"
+
+
+LossAggregation = Annotated[
+    str, OneOf(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"))
+]
+KlRewardEstimator = Annotated[str, OneOf(("k1", "abs", "k2", "k3", "full"))]
+KlLossEstimator = Annotated[str, OneOf(("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+", "full"))]
+
+
+@dataclass
+class KlRewardConfig:
+    """KL penalty inside the per-token reward."""
+
+    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    estimator: KlRewardEstimator  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
+    target: PositiveFloat | None  # adapt the coefficient towards this KL per token; null = fixed
+    horizon: Annotated[int, Range(0, open_low=True)] | None  # time scale of the adaptation in samples; null: no target
+
+
+@dataclass
+class KlLossConfig:
+    """KL term in the policy loss."""
+
+    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    estimator: KlLossEstimator  # k1 | abs | k2 | k3, their straight-through forms k1+ | abs+ | k2+ | k3+ | full (exact)
+
+
+@dataclass
+class KlConfig:
+    """How far the policy may move from its initial weights."""
+
+    reward: KlRewardConfig
+    loss: KlLossConfig
+    allow_both: bool  # permit a KL term in the reward and in the loss at once
+
+
+@dataclass
+class ReweightConfig:
+    """PF-PPO: which rows of the buffer are trained on, drawn with replacement by their scores."""
+
+    method: Reweight  # none | pow (|score|^power) | max_min (the extremes) | max_random (the best 4 times)
+    power: PositiveFloat | None  # of the absolute score, with method=pow; null otherwise
+
+
+@dataclass
+class BehaviorCorrectionConfig:
+    """Importance weights where sampling filters or another engine make the sampler differ from the policy."""
+
+    level: WeightLevel  # none | token | sequence: what one weight stands for
+    cap: PositiveFloat | None  # weights are truncated at this; null = never
+    band_low: NonNegativeFloat | None  # weights below this become 0: their tokens are not trained on; null = no band
+    band_high: PositiveFloat | None  # and above this; set both or neither
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learnt from a buffer: objective, advantages, KL, epochs. null: has no part in this algorithm."""
+
+    objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
+    advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline (without one)
+    credit: Credit  # what an action is: token | turn | auto (turn where a row of the buffer has several turns)
+    turn_value: TurnValue | None  # a turn's value: its first | mean | final token's, or after (sees the whole turn)
+    value_unit: ValueUnit  # what the value loss regresses: every token's value | one value per turn
+    scale_by_std: bool | None  # advantage=group: divide by the group's standard deviation (GRPO) or not (Dr. GRPO)
+    gamma: UnitFloat | None  # discount per action
+    gae_lambda: UnitFloat | None  # GAE's lambda
+    length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
+    critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = that of the advantages
+    advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
+    clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # the ratio is clipped below 1 - this
+    clip_range_high: PositiveFloat | None  # and above 1 + this
+    dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
+    ratio_level: RatioLevel  # what one ratio is of: token | turn | sequence
+    ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
+    value_clip_range: PositiveFloat | None  # clip of the value update; null = off
+    huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
+    value_loss_coef: NonNegativeFloat | None  # weight of the value loss
+    entropy_coef: float  # weight of the entropy bonus
+    loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
+    ppo_epochs: PositiveInt  # passes over the buffer
+    mini_batch_size: PositiveInt | None  # sequences per optimizer step, global; null = rollout.buffer_size
+    allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
+    target_kl: PositiveFloat | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
+    critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained
+    truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
+    truncation_penalty: PositiveFloat | None  # subtracted from a truncated response's score with truncation=penalty
+    reweight: ReweightConfig
+    behavior_correction: BehaviorCorrectionConfig
+    kl: KlConfig

@@ -1,0 +1,53 @@
+"""`critic=`: the value function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ippo_cli.config.constraints import Name, NonNegativeFloat, PositiveInt
+from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
+
+
+class CriticKind(str, Enum):
+    separate = "separate"
+    value_head = "value_head"
+    none = "none"
+
+
+@dataclass
+class CriticConfig:
+    """The value function, common to all kinds."""
+
+    kind: CriticKind  # separate | value_head | none
+
+
+@dataclass
+class NoCriticConfig(CriticConfig):
+    """No value function: for algorithms whose baseline comes from scores alone."""
+
+
+@dataclass
+class TrainedCriticConfig(CriticConfig):
+    """A value function that is learnt."""
+
+    value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
+    learning_rate: NonNegativeFloat  # separate: of the critic's optimizer; value_head: of the head's parameter group
+
+
+@dataclass
+class ValueHeadCriticConfig(TrainedCriticConfig):
+    """A head on the actor's last hidden state, trained with the actor by one joint loss."""
+
+
+@dataclass
+class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
+    """A model of its own: a backbone without a language-model head, and a value head."""
+
+    model: Name | None  # folder or hub id of the backbone; null = start from the same weights as the actor
+    revision: str | None  # commit, branch or tag of a hub model
+    dtype: Dtype  # fp32 | bf16
+    gradient_checkpointing: bool  # recompute activations in the backward pass
+    warm_start: Name | None  # a `critic/` folder of an earlier run to start from, backbone and head
+    mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
+    ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs

@@ -1,0 +1,24 @@
+"""`launch=`: processes and devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ippo_cli.config.constraints import PositiveInt
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass
+class LaunchConfig:
+    """Processes and devices."""
+
+    processes: PositiveInt  # ranks started on this machine (ignored under torchrun, the deepspeed launcher and srun)
+    device: Device  # auto (cuda where there is one) | cpu | cuda
+    threads: PositiveInt | None  # CPU threads per rank; null = cores divided by ranks
+    timeout_s: PositiveInt  # seconds after which a collective that does not finish is an error

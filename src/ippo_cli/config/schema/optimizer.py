@@ -1,0 +1,35 @@
+"""What every trained model has: AdamW, a learning-rate schedule, clipping, a number format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from ippo_cli.config.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, UnitFloat
+
+
+class Dtype(str, Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Schedule(str, Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+@dataclass
+class OptimizerConfig:
+    """What every trained model has: AdamW, a learning-rate schedule, clipping."""
+
+    learning_rate: NonNegativeFloat  # peak learning rate of AdamW
+    lr_schedule: Schedule  # constant | linear | cosine decay over the run, after the warm-up
+    warmup_iterations: NonNegativeInt  # iterations over which the learning rate rises linearly from 0
+    min_lr_ratio: UnitFloat  # share of the peak learning rate at which linear and cosine schedules end
+    weight_decay: NonNegativeFloat  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
+    adam_beta1: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's first-moment decay
+    adam_beta2: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's second-moment decay
+    adam_epsilon: PositiveFloat  # AdamW's epsilon
+    max_grad_norm: NonNegativeFloat  # global gradient-norm clip; 0 switches it off

@@ -1,0 +1,85 @@
+"""`reward=`: how responses become scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ippo_cli.config.constraints import Name, NonNegativeFloat, NonNegativeInt, UnitFloat
+
+
+class RewardKind(str, Enum):
+    environment = "environment"
+    exact_match = "exact_match"
+    function = "function"
+    grid = "grid"
+    gsm8k = "gsm8k"
+
+
+class Processor(str, Enum):
+    scale = "scale"
+    shift = "shift"
+    clip = "clip"
+    zscore = "zscore"
+    running_zscore = "running_zscore"
+
+
+class Match(str, Enum):
+    characters = "characters"
+    exact = "exact"
+
+
+class NumberMatch(str, Enum):
+    strict = "strict"
+    flexible = "flexible"
+
+
+@dataclass
+class RewardConfig:
+    """How responses become scores."""
+
+    kind: RewardKind  # exact_match | function | grid | gsm8k | environment
+    team_weight: float  # weight of the joint reward in each agent's score
+    agent_weight: float  # weight of the agent's own reward
+    processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
+    scale: float  # processor `scale` multiplies by this
+    shift: float  # processor `shift` adds this
+    clip_low: float  # processor `clip` bounds
+    clip_high: float  # processor `clip` bounds
+    norm_eps: NonNegativeFloat  # `zscore` (of the buffer), `running_zscore` (of all so far) leave smaller deviations
+    failure_budget: UnitFloat  # share of a buffer's rows that may fail before the run stops
+    reward_batch_rows: NonNegativeInt  # reward this many finished rows while others are written; 0 = all rows at once
+
+
+@dataclass
+class ExactMatchConfig(RewardConfig):
+    """Compares each response with its agent's reference answer."""
+
+    match: Match  # characters (share of correct positions) | exact (all or nothing)
+
+
+@dataclass
+class FunctionRewardConfig(RewardConfig):
+    """A function of the user's."""
+
+    function: Name | None  # path.py:function or module:function
+    whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
+
+
+@dataclass
+class GridRewardConfig(RewardConfig):
+    """How near to its goal a walk ended, less what its detours cost."""
+
+    step_cost: UnitFloat  # subtracted for every step that did not bring the walk nearer
+
+
+@dataclass
+class Gsm8kRewardConfig(RewardConfig):
+    """Whether a response's number is that of the reference answer."""
+
+    match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are reported
+
+
+@dataclass
+class EnvironmentRewardConfig(RewardConfig):
+    """What a world pays as it goes."""

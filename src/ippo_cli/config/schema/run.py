@@ -1,0 +1,90 @@
+"""A whole run: its own keys; `checkpoint=`, `evaluation=` and `tracker=`: when it is saved, evaluated and shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt, Range, Seed
+from ippo_cli.config.schema.actor import ActorConfig
+from ippo_cli.config.schema.algorithm import AlgorithmConfig
+from ippo_cli.config.schema.critic import CriticConfig
+from ippo_cli.config.schema.deepspeed import DeepspeedConfig
+from ippo_cli.config.schema.launch import LaunchConfig
+from ippo_cli.config.schema.reward import RewardConfig
+from ippo_cli.config.schema.rollout import RolloutConfig
+from ippo_cli.config.schema.task import TaskConfig
+from ippo_cli.config.schema.team import TeamConfig
+
+
+class Mode(str, Enum):
+    train = "train"
+    plan = "plan"
+
+
+@dataclass
+class RunConfig:
+    """What concerns the whole run."""
+
+    name: str  # experiment name: runs lie below output_dir/name
+    seed: Seed  # seeds data order, initial weights and sampling
+    num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
+    num_epochs: PositiveFloat | None  # passes over the training prompts
+    output_dir: Name  # root of all runs
+    mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
+    resume: str  # never | auto | must | the folder of a run
+    deterministic: bool  # bitwise repeatable operations where PyTorch has them
+
+
+@dataclass
+class CheckpointConfig:
+    """When runs are saved, and what is kept."""
+
+    every: NonNegativeInt  # iterations between checkpoints; 0 = at the end only
+    keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
+    best: bool  # save after every evaluation that is the best so far, and keep the last of these
+
+
+@dataclass
+class EvaluationConfig:
+    """When held-out data is scored."""
+
+    every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
+    seed: Seed  # seed of the sampled evaluation
+    greedy: bool  # also decode greedily
+
+
+class Console(str, Enum):
+    auto = "auto"
+    rich = "rich"
+    plain = "plain"
+
+
+@dataclass
+class TrackerConfig:
+    """What is shown and written while a run goes on."""
+
+    tensorboard: bool  # write event files below the run's folder
+    console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
+    samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
+    samples: NonNegativeInt  # rows of a sample table
+    profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
+
+
+@dataclass
+class Config(RunConfig):
+    """A whole run."""
+
+    task: TaskConfig
+    algorithm: AlgorithmConfig
+    actor: ActorConfig
+    critic: CriticConfig
+    rollout: RolloutConfig
+    reward: RewardConfig
+    team: TeamConfig
+    deepspeed: DeepspeedConfig
+    checkpoint: CheckpointConfig
+    evaluation: EvaluationConfig
+    tracker: TrackerConfig
+    launch: LaunchConfig

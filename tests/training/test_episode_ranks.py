@@ -1,0 +1,95 @@
+"""A run of episodes on two ranks under ZeRO 3 is the run of one rank, though one of them is through long before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import SMALL, rows, train
+
+pytestmark = pytest.mark.slow
+
+WORLD = '''
+import os
+
+class Talk:
+    """Two agents speak in turn, for one to four rounds; one seed in five cannot be played on."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, seed):
+        self.seed, self.number = seed, 0
+        with open(self.log, "a") as log:
+            log.write(f"{os.environ.get('RANK', '0')} {1 + seed % 4}\\n")
+        return self.told(), {}
+
+    def step(self, action):
+        self.number += 1
+        if self.seed % 5 == 0 and self.number == 2:
+            raise OSError("the board is gone")
+        over = self.number > 2 * (self.seed % 4) + 1
+        paid = {name: text.count("a") + len(text) / 7 for name, text in action.items()}
+        return ({} if over else self.told()), paid, over, False, {}
+
+    def told(self):
+        return {("low", "high")[self.number % 2]: f"{self.seed % 10}{self.number}"}
+
+    def close(self):
+        pass
+
+
+def make(log):
+    return Talk(log)
+'''
+
+
+def overrides(root: Path, log: str) -> list[str]:
+    (root / "world.py").write_text(WORLD)
+    return [
+        "task=environment",
+        f"task.environment={root / 'world.py'}:make",
+        f"task.environment_args.log={root / log}",
+        "~task.agents.player",
+        '+task.agents={low:{template:"{observation}"},high:{template:"{observation}"}}',
+        "reward.failure_budget=0.5",
+        "rollout.buffer_size=4",
+        "rollout.decode_batch_size=3",
+        "rollout.max_new_tokens=4",
+        "evaluation.every=0",
+        "num_iterations=2",
+        "checkpoint.every=0",
+        "algorithm.credit=turn",
+    ]
+
+
+def longest(root: Path, log: str) -> list[list[int]]:
+    """Rounds of the longest episode of each buffer, by rank."""
+    lines = [line.split() for line in (root / log).read_text().splitlines()]
+    lengths = [[int(length) for rank, length in lines if rank == own] for own in ("0", "1")]
+    return [[max(part[at : at + 2]) for at in range(0, len(part), 2)] for part in lengths]
+
+
+def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> None:
+    one = rows(train(tmp_path / "one", *overrides(tmp_path, "one.log")))
+    two = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer"]
+    command = [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, f"output_dir={tmp_path / 'two'}"]
+    ran = subprocess.run(
+        [*command, *overrides(tmp_path, "two.log"), *two],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
+    found = rows(metrics.parent)
+    first, second = longest(tmp_path, "two.log")
+    assert any(a != b for a, b in zip(first, second, strict=True)), "ranks must be through at other times"
+    assert one[1]["low/score/failed_share"] > 0, "an episode must fail"
+    for key, value in one[1].items():
+        assert found[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
