@@ -13,7 +13,7 @@ from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig, TaskConfig
 from ippo_cli.tasks.environment import Action, Environment, Step
 from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment
-from ippo_cli.tasks.task import dry_run, most_turns, speakers_of_several_turns
+from ippo_cli.tasks.task import dry_run, most_turns, response_budgets, speakers_of_several_turns
 from ippo_cli.tasks.templates import first_message
 
 ROW = {"letters": "ba"}
@@ -170,11 +170,28 @@ def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
 
 
 def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
-    assert speakers_of_several_turns(task("sequential", low="{letters}", high="{heard}"), ROW) == []
-    assert speakers_of_several_turns(task("dialogue", 2, low="{letters}", high="{heard}"), ROW) == ["low", "high"]
-    assert speakers_of_several_turns(own("debate"), ROW) == ["pro", "contra", "judge"], (
-        "who knows what it does elsewhere"
-    )
+    assert speakers_of_several_turns(task("sequential", low="{letters}", high="{heard}")) == []
+    assert speakers_of_several_turns(task("dialogue", 2, low="{letters}", high="{heard}")) == ["low", "high"]
+    assert most_turns(task("dialogue", 99, low="{letters}", high="{heard}")) == {"low": 99, "high": 99}
+    assert speakers_of_several_turns(own("debate")) == ["pro", "contra", "judge"], "who knows what it does elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "turns"),
+    [
+        ([], {"low": 1, "high": 1}),
+        (["task.num_turns=3"], {"low": 3, "high": 3}),
+        (["task.protocol=dialogue", "task.num_turns=2"], {"low": 2, "high": 2}),
+        (["task.protocol=own.py:debate"], {"low": 1, "high": 1}),  # of one turn, where no number is known
+        (["task=ladder", "task.num_rungs=4"], {"climber": 4}),
+        (["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=7"], {"player": 7}),
+        (["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=null"], {"player": 1}),
+        (["task=reasoning_gym", "task.dataset=chain_sum", "task.num_turns=2"], {"solver": 2}),
+    ],
+)
+def test_a_budget_is_that_of_all_turns_of_an_episode(overrides: list[str], turns: dict[str, int]) -> None:
+    config = typed(resolve(compose_node([*overrides, "rollout.max_new_tokens=5"])))
+    assert response_budgets(config) == {name: 5 * count for name, count in turns.items()}
 
 
 OWN = """

@@ -130,6 +130,30 @@ def test_long_prompts_are_refused_as_training_refuses_them(tmp_path) -> None:
     assert str(error).startswith("rollout.max_prompt_tokens=3 does not allow agent")
 
 
+LONG = """
+class World:
+    def reset(self, seed):
+        return WORDS, {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+    def close(self): ...
+"""
+
+
+@pytest.mark.parametrize(("words", "tokens"), [("'many words'", 11), ("exit(0)", 0)])
+def test_what_a_world_tells_first_is_refused_where_it_is_too_long(tmp_path, words: str, tokens: int) -> None:
+    (tmp_path / "world.py").write_text(LONG.replace("WORDS", words))
+    world = ["task=environment", f"task.environment={tmp_path / 'world.py'}:World", "actor.alphabet=printable"]
+    config, _ = small_config(tmp_path, *world, "reward=environment", "rollout.max_prompt_tokens=6")
+    if not tokens:  # an environment that fails costs its episodes, and says so when they are played
+        show_plan(config)
+        return
+    with pytest.raises(ConfigError, match=f"max_prompt_tokens=6 does not allow agent player's prompt of {tokens} token"):
+        show_plan(config)
+
+
 def test_empty_templates_are_refused_as_training_refuses_them(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "task.agents.low.template=''")
     assert "prompts must have a token" in str(both_refuse(tmp_path, config, [], yaml))

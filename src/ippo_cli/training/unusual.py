@@ -136,11 +136,16 @@ def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _critic(rows: Sequence[Row], config: Config) -> str | None:
-    done, last = int(rows[-1]["iteration"]), rows[-LAST:]
+    done = int(rows[-1]["iteration"])
+
+    def explained(name: str) -> list[float]:
+        """Of the last rows in which there was something to explain."""
+        key = f"{name}/value/explained_variance"
+        there = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
+        return [row[key] for row in there[-LAST:]]
 
     def explains_nothing(name: str) -> bool:
-        key = f"{name}/value/explained_variance"
-        found = [row[key] for row in last if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
+        found = explained(name)
         if len(found) < LAST or done < EARLY:
             return False
         # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
@@ -150,7 +155,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     names = [name for name in config.task.agents if explains_nothing(name)]
     if not names:
         return None
-    mean = _mean(f"{names[0]}/value/explained_variance", last)
+    mean = fmean(explained(names[0]))
     separate = config.critic.kind is CriticKind.separate
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
