@@ -29,6 +29,7 @@ class Playable(Environment, Protocol):
 class DryRun:
     """How far an episode got. Legal answers, drawn at random, stand for those of agents; or else placeholders."""
 
+    first: Mapping[str, str] = field(default_factory=dict)  # what is told before anybody answers, by agent
     turns: list[tuple[str, str, str]] = field(
         default_factory=list
     )  # agent, what it was told, what stands for its answer
@@ -43,7 +44,7 @@ def dry_episode(environment: Environment, example: Example, seed: int, most_turn
     invented = False  # whether something was answered that might be no answer
     try:
         with closing(environment):
-            told = environment.reset(example, seed)
+            told = shown.first = environment.reset(example, seed)
             while told and len(shown.turns) < most_turns:
                 offered = environment.actions() if isinstance(environment, Playable) else {}
                 answers = {
