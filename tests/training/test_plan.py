@@ -262,7 +262,7 @@ def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
-    said = " ".join(lines)
+    said = " ".join(" ".join(lines).split())
     assert re.search(r"load \d\.\d\d MiB, rollout 2\.\d\d GiB, targets \d+\.\d+ MiB", said)
     assert "keeps at most 2.00 GiB of earlier turns" in said
 
