@@ -80,7 +80,7 @@ def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> N
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
