@@ -24,17 +24,17 @@ class Talk:
         self.log = log
 
     def reset(self, seed):
-        self.seed, self.number = seed, 0
+        self.seed, self.number, self.rounds = seed, 0, 1 + seed // 10 % 4
         return self.told(), {}
 
     def step(self, action):
         self.number += 1
         if self.number == 1:
             with open(self.log, "a") as log:
-                log.write(f"{os.environ.get('RANK', '0')} {1 + self.seed % 4}\\n")
+                log.write(f"{os.environ.get('RANK', '0')} {self.rounds}\\n")
         if self.seed % 5 == 0 and self.number == 2:
             raise OSError("the board is gone")
-        over = self.number > 2 * (self.seed % 4) + 1
+        over = self.number >= 2 * self.rounds
         paid = {name: text.count("a") + len(text) / 7 for name, text in action.items()}
         return ({} if over else self.told()), paid, over, False, {}
 
