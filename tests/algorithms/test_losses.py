@@ -10,6 +10,7 @@ import torch
 from ippo_cli.algorithms.losses import policy_objective, value_objective
 from ippo_cli.config.load import load_config
 from ippo_cli.models.actor import PolicyOutput
+from ippo_cli.tasks.task import response_budgets
 from ippo_cli.types import Minibatch, Rollout, Targets
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
@@ -59,6 +60,15 @@ def test_comlrls_policy_loss_is_the_mean_over_responses_of_log_prob_times_advant
     assert loss.total.item() == pytest.approx(-(2.0 * -3.5 + -1.0 * -3.0) / 2)
     loss.total.backward()
     torch.testing.assert_close(new.grad, -ADVANTAGE / 2)
+
+
+@pytest.mark.parametrize(
+    "budget", [["rollout.max_new_tokens=4"], ["rollout.max_new_tokens=2", "task.protocol=dialogue", "task.num_turns=2"]]
+)
+def test_dr_grpos_loss_is_divided_by_what_a_row_may_have_in_all_its_turns(budget: list[str]) -> None:
+    config = load_config(["algorithm=dr_grpo", "rollout.num_generations=4", *budget])
+    loss = policy_objective(said(OLD), batch(by_turn=False), config.algorithm, response_budgets(config)["low"])
+    assert loss.total.item() == pytest.approx(-(3 * 2.0 + 1 * -1.0) / 2 / 4)
 
 
 @pytest.mark.parametrize(("name", "seen"), [("comlrl_iac", [0.25, 0.5]), ("comlrl_ippo", [5.0, 6.0])])

@@ -15,7 +15,7 @@ from ippo_cli.config.schema import AgentConfig, Alphabet, TinyActorConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.task import load_task
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.tasks.warm_start import LONGEST, played_lessons
+from ippo_cli.tasks.warm_start import LONGEST, MOST_STEPS, played_lessons
 
 
 class Chain:
@@ -75,6 +75,21 @@ def test_an_agent_whose_answers_are_not_known_says_nothing_and_has_no_lessons() 
     assert played_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
     heard = played_lessons(Chain("two", "one"), agents, ROWS, 0)
     assert heard == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
+
+
+def test_episodes_that_never_end_are_played_with_as_few_examples_as_show_the_same() -> None:
+    asked: list[Mapping[str, object]] = []
+
+    class Counted(Endless):
+        def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
+            asked.append(example)
+            return super().reset(example, seed)
+
+    rows = [{"word": "a"}] * 8192
+    lessons = played_lessons(Counted(), {"solo": agent()}, rows, 0)["solo"]
+    assert len(asked) == len(lessons) == MOST_STEPS // LONGEST
+    once = played_lessons(Chain("solo"), {"solo": agent("x")}, rows, 0)["solo"]
+    assert len(once) == 8192, "those that end are all played"
 
 
 def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:

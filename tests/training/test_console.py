@@ -150,6 +150,13 @@ def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys:
     assert "  explained_variance min 0.000  " in line
 
 
+def test_of_an_agent_that_never_spoke_a_line_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"agent{place}" for place in range(8)]
+    scores = {f"{name}/score/mean": float("nan") if place in (0, 5) else 3.0 for place, name in enumerate(names)}
+    Console(Style.plain, names).iteration(crowd(names) | scores, 60)
+    assert "  score 3.000 min 3.000  " in capsys.readouterr().out
+
+
 def test_a_line_names_a_divergence_as_the_metrics_do_and_the_one_to_the_reference_where_there_is_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -261,7 +268,9 @@ def test_numbers_that_are_not_finite_break_no_display(capsys: pytest.CaptureFixt
         with Console(style, ["low", "high"]) as console:
             console.iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
             console.iteration(row(2), 3)
-    assert "nan" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "score -/inf  entropy" in said
+    assert "nan" not in said
 
 
 def test_a_sparkline_goes_from_lowest_to_highest() -> None:

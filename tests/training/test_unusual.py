@@ -122,6 +122,22 @@ def test_a_rule_speaks_as_soon_as_it_shows_and_no_other_does(case: str, config: 
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
+def test_what_has_no_number_in_some_rows_is_judged_by_the_others(config: Config) -> None:
+    """An agent that is not asked in every buffer, and a critic whose agents earn the same now and then."""
+    gaps = changed(recorded(), lambda n: {"score/mean": math.nan, "score/std": math.nan} if n % 7 == 0 else {})
+    assert told(gaps, config) == {}
+    worse = changed(gaps, lambda n: {"score/mean": 0.5 - 0.002 * n} if n % 7 else {})
+    assert list(told(worse[:50], config)) == ["no_progress"]
+    unexplained = changed(recorded(), lambda n: {"value/explained_variance": math.nan if n % 7 == 0 else -0.5})
+    assert "nan" not in told(unexplained, config)["explained_variance"]
+
+
+def test_where_the_latest_alone_is_read_prompts_are_what_there_is_no_room_for() -> None:
+    lake = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    rows = [{"iteration": 1.0, "player/rollout/overflow_share": 0.5}]
+    assert "raise rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
+
+
 def test_every_rule_is_seen_to_speak() -> None:
     assert {rule for rule, *_ in CASES.values()} == set(RULES)
 

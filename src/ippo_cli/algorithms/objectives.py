@@ -22,6 +22,11 @@ class Objective(Protocol):
     stage: ClassVar[str]  # names the learner's metrics, its checkpoint's folder and its errors
 
     @property
+    def config(self) -> AlgorithmConfig:
+        """What is learnt from a buffer."""
+        ...
+
+    @property
     def target_kl(self) -> float | None:
         """The divergence from the sampling policy at which an update ends early; None where it never does."""
         ...

@@ -31,7 +31,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
@@ -48,6 +48,7 @@ from ippo_cli.training.preflight import (
     this_machine,
     what_cannot_fit,
 )
+from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer

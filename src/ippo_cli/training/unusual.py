@@ -22,6 +22,7 @@ from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task
 from ippo_cli.tasks.templates import first_message
+from ippo_cli.tasks.worlds.build import newer_environment
 from ippo_cli.types import Example
 
 Row = Mapping[str, float]
@@ -45,7 +46,16 @@ def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
 def unusual_start(config: Config, plan: Arithmetic, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, str]:
     """What is unusual before the first iteration."""
     unused = unused_templates(formats, config.task.agents, task.train[0])
-    return unusual_settings(Settings(config=config, plan=plan, train_rows=len(task.train), unused_templates=unused))
+    return unusual_settings(
+        Settings(
+            config=config,
+            plan=plan,
+            train_rows=len(task.train),
+            unused_templates=unused,
+            dry_failure=task.dry_run.failure,
+            newer_environment=newer_environment(config.task) if isinstance(config.task, WorldConfig) else None,
+        )
+    )
 
 
 def unused_templates(
@@ -126,11 +136,16 @@ def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _critic(rows: Sequence[Row], config: Config) -> str | None:
-    done, last = int(rows[-1]["iteration"]), rows[-LAST:]
+    done = int(rows[-1]["iteration"])
+
+    def explained(name: str) -> list[float]:
+        """Of the last rows in which there was something to explain."""
+        key = f"{name}/value/explained_variance"
+        there = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
+        return [row[key] for row in there[-LAST:]]
 
     def explains_nothing(name: str) -> bool:
-        key = f"{name}/value/explained_variance"
-        found = [row[key] for row in last if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
+        found = explained(name)
         if len(found) < LAST or done < EARLY:
             return False
         # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
@@ -140,7 +155,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     names = [name for name in config.task.agents if explains_nothing(name)]
     if not names:
         return None
-    mean = _mean(f"{names[0]}/value/explained_variance", last)
+    mean = fmean(explained(names[0]))
     separate = config.critic.kind is CriticKind.separate
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"

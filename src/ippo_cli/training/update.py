@@ -16,6 +16,7 @@ from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
+from ippo_cli.formulas import reward_to_go
 from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, take
 
 MAX_SKIPPED_IN_A_ROW = 5
@@ -60,22 +61,33 @@ def update(agent: Agent, rollout: Rollout, targets: Targets, context: StepContex
             with record_function(f"ippo/update/{agent.name} {learner.stage}"):
                 stats |= _train(agent.name, learner, rollout, targets, context)
     if agent.has_values:
-        stats["value/explained_variance"] = explained_variance(targets)
+        stats["value/explained_variance"] = explained_variance(targets, agent.actor.objective.config.gamma)
     return stats
 
 
-def explained_variance(targets: Targets) -> float:
+def explained_variance(targets: Targets, gamma: float | None) -> float:
     """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
 
-    NaN where returns are constant, or differ by no more than their own rounding: there is nothing to explain.
+    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
+    and they vary by the critic's own values (lambda below 1) or not at all.
     """
-    _, residual = distributed.masked_moments(targets.returns - targets.values, targets.value_mask)
-    mean, total = distributed.masked_moments(targets.returns, targets.value_mask)
+    mask = targets.value_mask
+    _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
+    mean, total = distributed.masked_moments(targets.returns, mask)
+    value_mean, value_variance = distributed.masked_moments(targets.values, mask)
     # Returns are sums of values and rewards: their rounding is that of the largest of these.
-    value_mean, value_variance = distributed.masked_moments(targets.values, targets.value_mask)
-    size = (mean.square() + total + value_mean.square() + value_variance).sqrt()
-    rounding = ROUNDING * torch.finfo(targets.returns.dtype).eps * size
-    return float(1.0 - residual / total) if float(total.sqrt()) > float(rounding) else math.nan
+    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
+        return math.nan
+    earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
+    earned_mean, earned_variance = distributed.masked_moments(earned, mask)
+    if _constant(earned_variance, earned_mean.square() + earned_variance):
+        return math.nan
+    return float(1.0 - residual / total)
+
+
+def _constant(variance: Tensor, square: Tensor) -> bool:
+    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
+    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
 def _train(agent: str, learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:

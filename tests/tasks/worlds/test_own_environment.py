@@ -279,7 +279,11 @@ def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, age
     ("name", "arguments", "message"),
     [
         ("{file}:makes", {}, "task.environment=.*:makes names no function in .*; it has: .*make"),
-        ("{file}", {}, "task.environment=.* does not say where and what"),
+        (
+            "{file}",
+            {},
+            "task.environment=.*my_env.py names a file, and not what in it; use task.environment=.*my_env.py:Guess or ",
+        ),
         ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is no file"),
         ("{file}:make", {"digits": 1}, r"cannot be made \(.*my_env.py:32: ValueError: two digits at least\)"),
         ("{file}:make", {"letters": 1}, r"cannot be made \(.*unexpected keyword argument 'letters'"),
