@@ -17,9 +17,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-from algorithms import EVERY_RUN, QUICK, ROOT, Job, run
+from algorithms import EVERY_RUN, QUICK, Job, run, with_common_arguments
 from learning import Outcome, cell, write_between
 
 from ippo_cli.config.checks import check
@@ -281,14 +280,7 @@ def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, flo
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proofs", nargs="+", choices=tuple(PROOFS), default=list(PROOFS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
-    parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "episodes", help="runs and results.json")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where episodes.md and pictures/ lie")
-    given = parser.parse_args()
-    given.output, given.docs = given.output.absolute(), given.docs.absolute()
-    return given
+    return with_common_arguments(parser, folder="episodes", page="episodes.md")
 
 
 def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:
