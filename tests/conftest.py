@@ -37,6 +37,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Each file stays on one worker; those of the engine stay together, as one launch of ranks serves them all."""
+    config.option.loadscopereorder = False  # files begin in the order above, and not those of most tests first
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):

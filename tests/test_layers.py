@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,13 @@ PLACES = {
 }
 
 
-def imports(file: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports(file: Path) -> list[tuple[str, int]]:
     """Every module that a file imports, anywhere in it, with the line."""
+    return list(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

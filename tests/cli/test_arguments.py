@@ -51,6 +51,16 @@ def test_a_template_can_be_typed_as_it_is(value: str) -> None:
     assert node.task.agents.low.template == value
 
 
+def test_agents_may_be_typed_to_a_task_file_that_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("duel.yaml").write_text(
+        "# @package _global_\ndefaults: [/base/environment, _self_]\ntask: {environment: duel.py:make}\n"
+    )
+    for typed in (["+task.agents.seer.template={observation}"], ["task.agents={seer:{template:'{observation}'}}"]):
+        made = typed_config(resolve(compose_node(arguments(["task=duel.yaml", *typed])))).task.agents
+        assert {name: agent.template for name, agent in made.items()} == {"seer": "{observation}"}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -43,6 +43,10 @@ def blamed(overrides: Sequence[str]) -> str:
             ["task.agents.bob.template=x"],
             "task.agents.bob.template=x names no agent; there are low high; +task.agents.bob.template= adds one",
         ),
+        (
+            ["+task.agents.my-agent.template=x"],
+            "+task.agents.my-agent.template=x names an agent 'my-agent'; use letters",
+        ),
         (["task.agents.hihg.template=x"], "task.agents.hihg.template=x names no agent (closest: high)"),
         (["task.agents.low=null"], "task.agents.low=null does not remove the agent; use ~task.agents.low"),
         (["seed=1,2"], "seed=1,2 has several values; add -m to sweep over them"),

@@ -10,8 +10,10 @@ import pytest
 
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.exits import MAX_LINES, block
-from ippo_cli.cli.sweep import SweepRefused, _refusal, is_sweep, sweep
+from ippo_cli.cli.sweep import is_sweep, sweep
 from ippo_cli.cli.sweep_folder import Row, create
+from ippo_cli.cli.sweep_outcome import SweepRefused
+from ippo_cli.cli.sweep_outcome import refusal as sweep_refusal
 from ippo_cli.config.errors import ConfigError, IppoError, ResumeError
 from ippo_cli.training.folder import lock
 
@@ -67,7 +69,7 @@ def test_two_jobs_cannot_have_one_folder() -> None:
 
 def test_however_many_jobs_are_bad_the_error_is_one_block() -> None:
     rows = [Row(job, [f"name={'x' * 200}{job}"], str(job)) for job in range(1, 41)]
-    error = _refusal(rows, {row.job: ConfigError(f"name={row.job}", "is long " * 20, "x") for row in rows})
+    error = sweep_refusal(rows, {row.job: ConfigError(f"name={row.job}", "is long " * 20, "x") for row in rows})
     lines = block(f"ippo: {error}").splitlines()
     assert len(lines) <= MAX_LINES
     assert lines[-2:] == ["and 30 more of them", "no job was started"]
@@ -77,8 +79,8 @@ def test_however_many_jobs_are_bad_the_error_is_one_block() -> None:
 def test_jobs_that_are_refused_for_one_other_reason_share_its_exit_code() -> None:
     rows = [Row(1, ["seed=1"], "1"), Row(2, ["seed=2"], "2")]
     resume: IppoError = ResumeError("in use")
-    assert _refusal(rows, {1: resume, 2: resume}).exit_code == 14
-    assert _refusal(rows, {1: resume, 2: ConfigError("a", "b", "c")}).exit_code == 2
+    assert sweep_refusal(rows, {1: resume, 2: resume}).exit_code == 14
+    assert sweep_refusal(rows, {1: resume, 2: ConfigError("a", "b", "c")}).exit_code == 2
 
 
 def test_a_sweep_among_ranks_that_somebody_else_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,41 @@ def test_a_mistake_ends_with_two_and_one_block_that_says_what_would_work(
     assert list(tmp_path.iterdir()) == [], "nothing is made for a run that cannot be"
 
 
+BROKEN = """
+class World:
+    def reset(self, seed): raise KeyError("moves")
+    def step(self, action): ...
+    def close(self): ...
+
+def talk(example, agents):
+    yield {"low": example["nothing"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["task=environment", "task.environment=broken.py:World"],
+            "broken.py:World fails (broken.py:3: KeyError: 'moves')",
+        ),
+        (["task.protocol=broken.py:talk"], "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); mend it"),
+        (["task=environment", "task.environment=broken.py:World", "mode=plan"], "broken.py:3: KeyError: 'moves'"),
+        (["task.protocol=broken.py"], "names a file, and not what in it; use task.protocol="),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_world_or_protocol_that_cannot_be_played_ends_with_two_and_leaves_nothing(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    answer = train(*arguments, folder=tmp_path, PYTHONDONTWRITEBYTECODE="1")
+    assert answer.returncode == 2, answer.stderr
+    assert said in " ".join(answer.stderr.split())
+    assert len(answer.stderr.splitlines()) <= 4
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.py"]
+
+
 def test_an_unknown_flag_ends_with_two_and_no_traceback(tmp_path: Path) -> None:
     answer = train("--foo", folder=tmp_path)
     assert answer.returncode == 2

@@ -80,10 +80,24 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"actor.hidden_size": 63, "actor.num_heads": 1}, 1, "actor.hidden_size=63 is odd"),
     ((JSONL, FUNCTION), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves actor=tiny"),
     ((), {"task.protocol": "debate"}, 1, "task.protocol=debate is not known"),
-    ((), {"task.protocol": "debate.py"}, 1, "task.protocol=debate.py is not known"),
+    (
+        (),
+        {"task.protocol": "debate.py"},
+        1,
+        "task.protocol=debate.py names a file, and not what in it",
+    ),
     ((), {"task.protocol": "sequential", "task.num_turns": 2}, 1, "task.num_turns=2 is more than the one turn"),
     ((), {"task.agents.low.turn_template": "go on"}, 1, "task.agents.low.turn_template='go on' is told from a second"),
     ((), {"rollout.history": "turns"}, 1, "rollout.history=turns would do nothing"),
+    (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest would do nothing: task.kind=r"),
+    (
+        ("task=environment",),
+        {"rollout.history": "turns", "task.max_turns": 1},
+        1,
+        "rollout.history=turns would do noth",
+    ),
+    (("task=gymnasium",), {"rollout.history": "turns", "task.max_turns": 1}, 1, "rollout.history=turns would do nothi"),
+    (("task=ladder",), {"rollout.history": "latest", "task.num_rungs": 1}, 1, "rollout.history=latest would do nothin"),
     ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
     (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
     (("task=relay",), {"task.alphabet": "aa"}, 1, "task.alphabet=aa has fewer than two letters"),
@@ -379,6 +393,22 @@ def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make
     later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
     check(config(**{**later, "task.protocol": "dialogue"}), 1)
     check(config(**later), 1)
+
+
+def test_the_history_of_a_world_whose_agents_act_once_may_be_its_own(config: Make) -> None:
+    check(config(("task=gymnasium",), **{"task.max_turns": 1}), 1)
+    check(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.history": "prefix"}), 1)
+    check(config(("task=environment",), **{"task.max_turns": 2, "rollout.history": "turns"}), 1)
+
+
+def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("debate.py").write_text("1 / 0\ndef argue(): ...\nclass Debate: ...\ndef _helper(): ...\n")
+    with pytest.raises(ConfigError, match=r"^task\.protocol=debate\.py names a file") as refused:
+        check(config(**{"task.protocol": "debate.py"}), 1)
+    assert str(refused.value).endswith("; use task.protocol=debate.py:argue or task.protocol=debate.py:Debate")
 
 
 def test_a_world_can_be_judged_by_a_function_and_every_text_be_read_without_an_answer(config: Make) -> None:

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ippo_cli.config.checks import check
+from ippo_cli.config.files import check_own_files
 from ippo_cli.config.load import compose_node, config_dir, leaves, load_config, resolve
 from ippo_cli.config.schema import Config
 
@@ -69,6 +70,29 @@ def test_every_world_reads_any_text_where_the_model_is_made_here() -> None:
         assert composed(f"task={task}", name).actor.alphabet.value == "printable"  # type: ignore[attr-defined]
         assert composed(f"task={task}", name, *MODEL).actor.kind.value == "full"
     assert composed().actor.alphabet.value == "auto"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("header", ["", "# @package _global_\n"])
+def test_a_task_file_that_starts_from_a_world_has_all_that_the_world_has(header: str, tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    own = "environment: duel.py:make\nagents:\n  seer: {template: '{observation}>'}\n"
+    body = own if not header else "task:\n  " + own.replace("\n", "\n  ").rstrip() + "\n"
+    (tmp_path / "task" / "duel.yaml").write_text(f"{header}defaults: [/base/environment, _self_]\n{body}")
+    overrides = [f"hydra.searchpath=[{tmp_path}]", "task=duel"]
+    check_own_files(overrides)
+    made, own_of = composed(*overrides), composed("task=environment", "task.environment=x.py:y")
+    assert list(made.task.agents) == ["seer"]
+    assert (made.actor, made.reward, made.rollout) == (own_of.actor, own_of.reward, own_of.rollout)
+    assert made.task.environment == "duel.py:make"  # type: ignore[attr-defined]
+    assert composed(*overrides, *MODEL).actor.kind.value == "full"
+
+
+def test_a_task_file_on_top_of_a_worlds_option_has_its_small_model(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "lake.yaml").write_text("defaults: [gymnasium, _self_]\nenv_id: FrozenLake-v1\n")
+    made = composed(f"hydra.searchpath=[{tmp_path}]", "task=lake")
+    assert made.actor == composed("task=gymnasium", "task.env_id=FrozenLake-v1").actor
+    assert made.task.env_id == "FrozenLake-v1"  # type: ignore[attr-defined]
 
 
 def test_random_play_teaches_the_form_of_answers_where_answers_are_not_known() -> None:
@@ -146,7 +170,14 @@ def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
         group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
     }
     assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {*files, "actor"}
-    assert all((config_dir() / "task" / file.name).is_file() for file in (config_dir() / "base/actor").iterdir())
+    kinds = {file.stem for file in (config_dir() / "base/actor").iterdir()}
+    chosen = {
+        str(entry["override /base/kind"])
+        for file in (config_dir() / "base").glob("*.yaml")
+        for entry in OmegaConf.load(file).get("defaults", [])
+        if "override /base/kind" in entry
+    }
+    assert kinds == chosen == {"gymnasium", "pettingzoo", "reasoning_gym", "environment"}
     for folder, prefix in files.items():
         for file in (config_dir() / "base" / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"

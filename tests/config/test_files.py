@@ -131,6 +131,15 @@ def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> Non
     assert len(names) > 20
 
 
+def test_a_file_that_starts_from_a_world_is_read_against_the_worlds_schema(tmp_path: Path) -> None:
+    start = "defaults: [/base/gymnasium, _self_]\nagents: {me: {template: '{observation}>'}}\n"
+    (tmp_path / "mine.yaml").write_text(start + "env_id: FrozenLake-v1\n")
+    check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+    (tmp_path / "mine.yaml").write_text(start + "env: FrozenLake-v1\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 3: env is no key of task= \(closest: env_id\)"):
+        check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+
+
 def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         TASK + "eval_size: 1_0\ntrain: [a.jsonl, b.jsonl]\n" + AGENT + '"{q}: ${seed}"\n'

@@ -23,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         children += start_ranks(
             CASES, str(folder), folder=folder, world_size=size, TORCH_EXTENSIONS_DIR=extensions, **reach
         )
-    finish(children, limit_s=150)
+    finish(children, limit_s=300)
     return folders
 
 

@@ -60,7 +60,7 @@ def said(folder: Path) -> str:
     return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-4000:]}" for file in files)
 
 
-def found_by_ranks(script: Path, *arguments: str, folder: Path, limit_s: float = 150) -> list[dict[str, Any]]:
+def found_by_ranks(script: Path, *arguments: str, folder: Path, limit_s: float = 240) -> list[dict[str, Any]]:
     """What a script that prints a JSON object last has found on each of two ranks."""
     codes = finish(start_ranks(script, *arguments, folder=folder), limit_s)
     assert codes == [0, 0], said(folder)

@@ -9,26 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from plain_sampling import PLAIN
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rollout.decode import decode
-from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.types import Completion
 
 LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
-PLAIN = Sampling(
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    max_new_tokens=20,
-    min_new_tokens=0,
-    stop_strings=(),
-    greedy=False,
-)
 
 
 def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:

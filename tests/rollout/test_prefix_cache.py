@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_sampling import PLAIN
 from thread_ranks import AnyRank, on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
@@ -20,21 +21,10 @@ from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.kv_cache import Continuation
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
-from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 
-PLAIN = Sampling(
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    max_new_tokens=6,
-    min_new_tokens=0,
-    stop_strings=(),
-    greedy=False,
-)
 Said = list[tuple[int, list[int], Completion]]  # row, prompt, completion, by turn
 
 
@@ -53,7 +43,7 @@ def dialogue(
 ) -> Said:
     """Rows that are told something of random length after each turn; some leave after each, some stay away for one,
     and of some the history is `rewritten`. What happens to a row is a function of the seed, the row and the turn."""
-    settings, said = replace(PLAIN, **sampling), []
+    settings, said = replace(PLAIN, **{"max_new_tokens": 6, **sampling}), []
     prompts = {
         row: random.Random(f"{seed}/{row}").choices(range(3, len(tokenizer)), k=1 + row * 5 % 11) for row in rows
     }
@@ -166,7 +156,7 @@ def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[lis
         model,
         tokenizer,
         prompts,
-        replace(PLAIN, greedy=True),
+        replace(PLAIN, greedy=True, max_new_tokens=6),
         uniforms=None,
         batch_size=8,
         context_limit=120,

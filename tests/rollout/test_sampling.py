@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_sampling import PLAIN
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -20,19 +21,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ippo_cli.rollout.sampling import Choice, Sampling, choose, uniforms
+from ippo_cli.rollout.sampling import Choice, choose, uniforms
 
-PLAIN = Sampling(
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    max_new_tokens=8,
-    min_new_tokens=0,
-    stop_strings=(),
-    greedy=False,
-)
 LAST = 1 - 2**-53  # the largest number below 1
 
 

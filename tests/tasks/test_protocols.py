@@ -12,8 +12,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig, TaskConfig
 from ippo_cli.tasks.environment import Action, Environment, Step
-from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment
-from ippo_cli.tasks.task import most_turns, response_budgets, speakers_of_several_turns
+from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment
+from ippo_cli.tasks.task import dry_run, most_turns, response_budgets, speakers_of_several_turns
 from ippo_cli.tasks.templates import first_message
 
 ROW = {"letters": "ba"}
@@ -146,20 +146,22 @@ def test_what_a_template_cannot_name_is_found_without_asking_anybody(
     protocol: str, turns: int, templates: dict[str, Any], rule: str, task: Make
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        dry_run(task(protocol, turns, **templates), ROW)
+        dry_run(task(protocol, turns, **templates), [ROW])
 
 
 def test_a_word_of_conversations_that_is_a_field_as_well_is_refused_where_both_could_be_meant(task: Make) -> None:
     row = {"letters": "ba", "turn": "left"}
-    (told,) = dry_run(task("parallel", low="{turn}"), row)
+    (told,) = dry_run(task("parallel", low="{turn}"), [row]).turns
     assert told[1] == "left", "nobody hears anything here, so that only the example speaks"
     with pytest.raises(ConfigError, match="names 'turn', which both the examples and the conversation have"):
-        dry_run(task("sequential", low="{turn}", high="{heard}"), row)
+        dry_run(task("sequential", low="{turn}", high="{heard}"), [row])
 
 
 def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
     config = task("dialogue", 2, low="{letters}<", high="{heard}>")
-    assert dry_run(config, ROW) == [
+    shown = dry_run(config, [ROW])
+    assert (shown.end, shown.failure) == ("ended by itself", "")
+    assert shown.turns == [
         ("low", "ba<", "(what low says)"),
         ("high", "low: (what low says)>", "(what high says)"),
         ("low", "\nhigh: (what high says)\n", "(what low says)"),
@@ -217,9 +219,19 @@ def stranger(example, agents): yield {"nobody": "x"}
 def numbers(example, agents): yield {"pro": 3}
 def nothing(example, agents):
     if False: yield
+def early(example, agents):
+    yield {"pro": example["field"]}
+def picky(example, agents):
+    yield {"pro": example["field"]}
 def raising(example, agents):
     yield {"pro": "x"}
     1 / 0
+def parsing(example, agents):
+    answers = yield {"pro": "x"}
+    yield {"contra": str(int(answers["pro"]) + 1)}
+def calling(example, agents):
+    answers = yield {"pro": "x"}
+    yield {answers["pro"]: "your turn"}
 def paying(example, agents):
     yield {"pro": "x"}
     return 3.0
@@ -259,7 +271,9 @@ def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig])
 def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
     own: Callable[[str], TaskConfig],
 ) -> None:
-    assert len(dry_run(own("endless"), ROW)) == 100
+    shown = dry_run(own("endless"), [ROW])
+    assert (len(shown.turns), shown.end) == (100, "")
+    assert most_turns(own("endless")) == most_turns(own("Debate")) == dict.fromkeys(("pro", "contra", "judge"))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +283,7 @@ def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
         ("stranger", "names 'nobody', who is no agent; they are pro contra judge"),
         ("numbers", "as a dict from agent to text, not {'pro': 3}"),
         ("nothing", "must begin with who speaks"),
-        ("raising", r"own.py:\d+: ZeroDivisionError"),
+        ("early", r"fails \(.*own.py:\d+: KeyError: 'field'\); mend it"),
         ("paying", "rewards as a dict from agent to number, not 3.0"),
     ],
 )
@@ -277,8 +291,30 @@ def test_a_protocol_that_cannot_be_followed_is_found_before_training(
     name: str, rule: str, own: Callable[[str], TaskConfig]
 ) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
-        dry_run(own(name), ROW)
+        dry_run(own(name), [ROW, ROW])
     assert str(raised.value).startswith("task.protocol=")
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("raising", "own.py:32: ZeroDivisionError: division by zero"),
+        ("parsing", "own.py:35: ValueError: invalid literal for int() with base 10: '(what pro says)'"),
+        ("calling", "names '(what pro says)', who is no agent; they are pro contra judge"),
+    ],
+)
+def test_a_protocol_that_fails_on_a_placeholder_may_be_right_and_is_not_refused(
+    name: str, failure: str, own: Callable[[str], TaskConfig]
+) -> None:
+    shown = dry_run(own(name), [ROW])
+    assert [turn[:2] for turn in shown.turns] == [("pro", "x")]
+    assert failure in shown.failure
+    assert not shown.to_be_mended
+
+
+def test_a_protocol_that_fails_on_some_examples_alone_is_tried_on_others(own: Callable[[str], TaskConfig]) -> None:
+    shown = dry_run(own("picky"), [ROW, {"letters": "x", "field": "y"}])
+    assert [turn[1] for turn in shown.turns] == ["y"]
 
 
 class Counter:

@@ -103,6 +103,14 @@ def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:
         assert share == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_lesson_ends_where_an_episode_is_cut() -> None:
+    class Cut(Endless):
+        def step(self, actions: Mapping[str, Action]) -> Step:
+            return replace(super().step(actions), truncated=True)
+
+    assert [len(lesson) for lesson in played_lessons(Cut(), {"solo": agent()}, ROWS, 0)["solo"]] == [1, 1]
+
+
 def test_a_ladder_is_climbed_at_random() -> None:
     config = load_config(["task=ladder"])
     lessons = warm_start_lessons("climber", config, load_task(config.task, 0))

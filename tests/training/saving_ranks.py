@@ -18,13 +18,14 @@ from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
-from ippo_cli.training import checkpoint
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training import checkpoint_files
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State
+from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import RunState
 
 RANK = int(os.environ["RANK"])
 ALGORITHM = load_config([]).algorithm
-checkpoint.LISTING_S = 0.5  # nothing here comes late
+checkpoint_files.LISTING_S = 0.5  # nothing here comes late
 
 
 def state(iteration: int) -> State:

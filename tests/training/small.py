@@ -18,7 +18,7 @@ from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.engine import distributed
-from ippo_cli.training.checkpoint import newest_intact
+from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.console import Console
 from ippo_cli.training.folder import reserve_folder, start_files
 from ippo_cli.training.process import build_trainer, prepare_process, run_training

@@ -19,25 +19,11 @@ from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import CheckpointConfig
-from ippo_cli.training import checkpoint as checkpoint_module
-from ippo_cli.training.checkpoint import (
-    MANIFEST,
-    MAX_FAILURES_IN_A_ROW,
-    Checkpoints,
-    Progress,
-    State,
-    all_checkpoints,
-    await_files,
-    commit,
-    damaged,
-    listing,
-    newest_intact,
-    noting,
-    pointed,
-    restore_rng,
-    rng_state,
-    step_name,
-)
+from ippo_cli.training import checkpoint_files
+from ippo_cli.training.checkpoint import MAX_FAILURES_IN_A_ROW, Checkpoints, Progress, State, noting
+from ippo_cli.training.checkpoint_files import await_files, commit, damaged, listing, newest_intact, pointed
+from ippo_cli.training.folder import MANIFEST, all_checkpoints, step_name
+from ippo_cli.training.random_streams import restore_rng, rng_state
 from ippo_cli.training.run import RunState
 
 MakeCheckpoint = Callable[..., Path]
@@ -427,7 +413,7 @@ def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
 def test_what_another_rank_wrote_must_be_there_whole(
     size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_module, "LISTING_S", 0.2)
+    monkeypatch.setattr(checkpoint_files, "LISTING_S", 0.2)
     if size is not None:
         (tmp_path / "theirs").write_text("x" * size)
     wrote = [{}, {"theirs": {"bytes": 5, "sha256": ""}}]

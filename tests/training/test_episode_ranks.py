@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from small import SMALL, rows, train
 
+from ippo_cli.cli.arguments import arguments
+
 pytestmark = pytest.mark.slow
 
 WORLD = '''
@@ -63,6 +65,7 @@ def overrides(root: Path, log: str) -> list[str]:
         "num_iterations=2",
         "checkpoint.every=0",
         "algorithm.credit=turn",
+        "algorithm.turn_value=first",
     ]
 
 
@@ -74,7 +77,7 @@ def longest(root: Path, log: str) -> list[list[int]]:
 
 
 def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> None:
-    one = rows(train(tmp_path / "one", *overrides(tmp_path, "one.log")))
+    one = rows(train(tmp_path / "one", *arguments(overrides(tmp_path, "one.log"))))
     two = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer"]
     command = [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, f"output_dir={tmp_path / 'two'}"]
     ran = subprocess.run(
@@ -83,7 +86,7 @@ def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> N
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")

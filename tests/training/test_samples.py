@@ -51,6 +51,17 @@ def test_an_episode_as_data_holds_every_turn_with_what_was_told_written_and_paid
     ]
 
 
+def test_what_was_added_up_in_float32_is_shown_as_it_was_meant() -> None:
+    paid = torch.tensor([[0.1, 0.2, -0.1, 1 / 3, 1234567.0]])
+    played = episode(*[("low", step, "a", "b") for step in range(5)])
+    [row] = sample_rows("train", [played], {"low": paid.cumsum(1) - torch.zeros(1, 5)}, 1)
+    assert [turn["score"] for turn in row["turns"]] == [0.1, 0.3, 0.2, 0.533333, 1234570.0]
+    [row] = sample_rows("train", [played], {"low": torch.tensor([[0.1, 0.1, 0.1, 0.0, 0.0]])}, 1)
+    assert row["agents"]["low"]["score"] == 0.3
+    [row] = sample_rows("train", [played], {"low": torch.tensor([[1234567.0, 0.0, 0.0, 0.0, 0.0]])}, 1)
+    assert row["turns"][0]["score"] == 1234567.0, "whole numbers stay whole"
+
+
 def test_who_never_spoke_and_who_has_no_reward_scores_null_and_not_0() -> None:
     silent = episode(("low", 0, "y", "x"))
     failed = episode(("low", 0, "y", "x"), ("high", 0, "z", "x"), terminated=False, failure=ValueError("no"))

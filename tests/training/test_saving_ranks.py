@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rank_scripts import found_by_ranks
 
-from ippo_cli.training.checkpoint import damaged
+from ippo_cli.training.checkpoint_files import damaged
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(root: Path) -> list[dict[str, Any]]:
     """What saving_ranks.py found on each of two ranks."""
     root.joinpath("printed").mkdir()
-    ranks = found_by_ranks(Path(__file__).with_name("saving_ranks.py"), str(root), folder=root / "printed", limit_s=240)
+    ranks = found_by_ranks(Path(__file__).with_name("saving_ranks.py"), str(root), folder=root / "printed")
     return [rank | {"said": (root / "printed" / f"printed{n}").read_text()} for n, rank in enumerate(ranks)]
 
 

@@ -83,7 +83,9 @@ def test_what_a_protocol_pays_and_no_reward_looks_at_is_warned_of_once(
         trainer.reward = asked
         for iteration in range(2):
             trainer.experience(iteration, Stopwatch())
-        assert "pays agents, and reward=exact_match does not look at it" in trainer.run.state.warnings["unread_payments"]
+        assert (
+            "pays agents, and reward=exact_match does not look at it" in trainer.run.state.warnings["unread_payments"]
+        )
     assert capsys.readouterr().out.count("pays agents") == 1
 
 

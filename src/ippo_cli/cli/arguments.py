@@ -106,10 +106,10 @@ def _in_full(text: str) -> str:
     place, colon, name = value.rpartition(":") if key.endswith(CODE) else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
-    found = _place_in_full(place)
-    if found == place:  # a name on the hub, a module, or a mistake that is told later
+    full_place = _place_in_full(place)
+    if full_place == place:  # a name on the hub, a module, or a mistake that is told later
         return text
-    full = f"{found}{colon}{name}"
+    full = f"{full_place}{colon}{name}"
     return f"{key}={full}" if re.fullmatch(r"[\w./:-]+", full) else f"{key}={_literal(full)}"
 
 
@@ -148,9 +148,9 @@ def _folders(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     folders: list[str] = []
     waiting = iter(typed)
     for text in waiting:
-        flag, given, value = text.partition("=")
+        flag, equals, value = text.partition("=")
         if flag in FOLDER_FLAGS:
-            folders.append(value if given else next(waiting, ""))
+            folders.append(value if equals else next(waiting, ""))
         else:
             rest.append(text)
     for folder in folders:

@@ -16,9 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.files import closest, shortest
 from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
 from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
+from ippo_cli.config.text import closest
+from ippo_cli.config.yaml_source import shortest
 
 HIDDEN_GROUPS = ("base", "schema")
 
@@ -82,6 +83,8 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     node = compose_node(good)
     plain = OmegaConf.to_container(node, resolve=False)
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    if (agent := re.match(r"task\.agents\.([^.]+)", name)) and not re.fullmatch(r"[A-Za-z]\w*", agent[1]):
+        return ConfigError(text, f"names an agent {agent[1]!r}", "use letters, digits and '_' in its name")
     if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
         if value == "null" and not agent[2]:
             return ConfigError(text, "does not remove the agent", f"use ~{name}")
@@ -90,7 +93,8 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
             return ConfigError(
                 text,
                 f"names no agent{closest(agent[1], there.split())}",
-                f"there are {there}; +{name}{'' if agent[2] else '.template'}= adds one",
+                f"there {'are' if there else 'is'} {there or 'none yet'}; "
+                f"+{name}{'' if agent[2] else '.template'}= adds one",
             )
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))

@@ -39,16 +39,16 @@ def _evaluate(argv: list[str]) -> None:
     own: dict[str, str] = {}
     overrides: list[str] = []
     for text in arguments(argv):
-        key, found, value = text.partition("=")
-        if key in OWN and found:
+        key, equals, value = text.partition("=")
+        if key in OWN and equals:
             own[key] = value
         else:
             overrides.append(text)
     if bool(own.get("run")) == bool(own.get("model")):
-        given = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
+        rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
         raise ConfigError(
             f"run={own.get('run', '')}",
-            given,
+            rule,
             "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
     if own.get("run"):

@@ -20,21 +20,21 @@ def refuse_unknown(typed: Sequence[str], own: Collection[str] = ()) -> None:
     for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
         if not text.startswith("-") or text.startswith(LAUNCHERS):
             continue
-        given = text.partition("=")[2] or _next(typed, place)
+        value = text.partition("=")[2] or _next(typed, place)
         if flag in OURS:
             raise ConfigError(
                 flag,
                 "has no place here: the configuration is the program's own",
                 "add a folder of your own with --config-dir=FOLDER",
             )
-        if flag in CFG and given not in ("job", "hydra", "all"):
+        if flag in CFG and value not in ("job", "hydra", "all"):
             raise ConfigError(text, "says nothing to show", "use --cfg job, or --cfg job --resolve")
         if flag in NEED_CFG and not set(names) & set(CFG):
             raise ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
         if flag not in (*ALONE, *WITH_VALUE):
-            shown = f"{text} {given}" if given and "=" not in text else text
+            shown = f"{text} {value}" if value and "=" not in text else text
             raise ConfigError(
-                shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, given, own)
+                shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, value, own)
             )
 
 
@@ -44,7 +44,7 @@ def _next(typed: Sequence[str], place: int) -> str:
     return "" if following.startswith("-") or "=" in following else following
 
 
-def _instead(flag: str, given: str, own: Collection[str]) -> str:
+def _instead(flag: str, value: str, own: Collection[str]) -> str:
     """What to type: the same key without dashes if there is one, else what a mistyped key is answered with."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -56,7 +56,7 @@ def _instead(flag: str, given: str, own: Collection[str]) -> str:
     key = flag.lstrip("-").replace("-", "_")
     if not key:
         return "see ippo-train --help"
-    override = f"{key}={given or 'VALUE'}"
+    override = f"{key}={value or 'VALUE'}"
     missing = object()
     if key in own or key in groups() or OmegaConf.select(compose_node([]), key, default=missing) is not missing:
         return f"say {override}"

@@ -83,22 +83,22 @@ def is_offline() -> bool:
 
 def hub_answers() -> bool:
     """Whether the hub sends anything within a few seconds. In a thread, since looking up its address has no limit."""
-    found: list[bool] = []
+    answers: list[bool] = []
 
     def ask() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(_endpoint(), method="HEAD"), timeout=PROBE_S).close()
         except urllib.error.HTTPError:
-            found.append(True)  # it answers
+            answers.append(True)  # it answers
         except (OSError, ValueError):
             return
         else:
-            found.append(True)
+            answers.append(True)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PROBE_S + 1.0)
-    return bool(found)
+    return bool(answers)
 
 
 def _endpoint() -> str:

@@ -45,9 +45,9 @@ def new_task(typed: Sequence[str]) -> str | None:
     asked = [place for place, text in enumerate(typed) if text.partition("=")[0] == FLAG]
     if not asked:
         return None
-    _, given, value = typed[asked[0]].partition("=")
+    _, equals, value = typed[asked[0]].partition("=")
     following = typed[asked[0] + 1 : asked[0] + 2]
-    name = value if given else "".join(following)
+    name = value if equals else "".join(following)
     file = Path(name).expanduser()
     if not name or name.startswith("-") or file.suffix != ".yaml" or not re.fullmatch(r"[\w-]+", file.stem):
         raise ConfigError(

@@ -34,5 +34,5 @@ def no_such_plugin(group: str, option: str) -> ConfigError:
 
 def plugin_not_found(words: str) -> ConfigError | None:
     """The same, from Hydra's message about an option that a file of one's own chooses; None if it is about others."""
-    found = re.search(r"(hydra/launcher|hydra/sweeper)/(\w+)", words)
-    return no_such_plugin(found[1], found[2]) if found else None
+    match = re.search(r"(hydra/launcher|hydra/sweeper)/(\w+)", words)
+    return no_such_plugin(match[1], match[2]) if match else None

@@ -142,11 +142,11 @@ def changes(folder: Path, now: Mapping[str, object]) -> list[str]:
 
     Agents follow their groups; those are told of only where they differ from them.
     """
-    found = _differences(folder, now)
-    of_groups = {f".{key}": values for key, *values in found if not key.startswith("task.agents.")}
+    differing = _differences(folder, now)
+    of_groups = {f".{key}": values for key, *values in differing if not key.startswith("task.agents.")}
     return [
         f"{key}: {before} -> {after}"
-        for key, before, after in found
+        for key, before, after in differing
         if not key.startswith("task.agents.") or of_groups.get(_below_agent(key)) != [before, after]
     ]
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hydra import initialize_config_dir
@@ -36,38 +32,23 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.cli import sweep_folder
 from ippo_cli.cli.arguments import SWEEP_FLAGS
 from ippo_cli.cli.diagnose import diagnose
-from ippo_cli.cli.exits import MAX_LINES, WIDTH
 from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
 from ippo_cli.cli.sweep_grid import expanded
 from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
+from ippo_cli.cli.sweep_outcome import SweepRefused, close, refusal
+from ippo_cli.cli.sweep_signals import SignalForwarding
 from ippo_cli.config.checks import check
-from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
+from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.searchpath import SEARCH_PATH
 from ippo_cli.training.folder import from_here, in_use, lock
-from ippo_cli.training.launch import FORWARDED, external_world_size
+from ippo_cli.training.launch import external_world_size
 
 FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
 LOCAL = ("basic", "joblib", "submitit_local")
-
-
-class SweepRefused(IppoError):
-    """Some jobs cannot be run, and none was started."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class SweepFailed(IppoError):
-    """Some jobs failed; the exit code is that of the first of them."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +223,7 @@ class _Sweeping:
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
             refused = _planned(jobs)
         if refused:
-            raise _refusal(rows, refused)
+            raise refusal(rows, refused)
         return jobs, done
 
     def _job(self, row: Row) -> Job:
@@ -280,7 +261,7 @@ class _Sweeping:
             except IppoError as error:
                 refused[job.row.job] = error
         if refused:
-            raise _refusal(rows, refused)
+            raise refusal(rows, refused)
 
     def _run_sampled(self) -> None:
         """With a sweeper that makes up its jobs on the way: each is checked when it comes."""
@@ -298,14 +279,14 @@ class _Sweeping:
             held.enter_context(lock(folder))
             (folder / LEAVING).unlink(missing_ok=True)
             sweep_folder.create(folder, self.typed_now, rows or [])
-            held.enter_context(_Forwarding(folder))
+            held.enter_context(SignalForwarding(folder))
             try:
                 self._launch(this, to_run) if rows is not None else self._sample(this)
             except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
                 error = f"{type(problem).__name__}: {problem}"
                 if not isinstance(problem, IppoError) and not (folder / LEAVING).exists():
                     traceback.print_exc()
-        _close(folder, error)
+        close(folder, error)
 
     def _launch(self, this: Sweep, rows: Sequence[Row]) -> None:
         callbacks = Callbacks(self.master)
@@ -368,99 +349,3 @@ def _planned(jobs: Sequence[Job]) -> dict[int, IppoError]:
         if answer is not None
         for job in group
     }
-
-
-def _refusal(rows: Sequence[Row], refused: Mapping[int, IppoError]) -> SweepRefused:
-    """One error for all jobs that cannot run: those that are refused for the same reason share a line."""
-    own = sweep_folder.swept(rows)
-    jobs: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.job in refused:
-            jobs.setdefault(" ".join(str(refused[row.job]).split()), []).append(row)
-    lines = []
-    for message, group in jobs.items():
-        if len(group) == len(rows) > 1:
-            lines.append(f"all {len(rows)} jobs: {message}")
-        elif len(group) == 1:
-            lines.append(f"job {group[0].job} of {len(rows)}: {own[group[0].job]}: {message}")
-        else:
-            numbers = " ".join(str(row.job) for row in group)
-            alike = [text for text in group[0].overrides if all(text in row.overrides for row in group)]
-            alike = [text for text in alike if not all(text in row.overrides for row in rows)]
-            lines.append(": ".join([f"jobs {numbers} of {len(rows)}", *([" ".join(alike)] if alike else []), message]))
-    codes = {error.exit_code for error in refused.values()}
-    code = codes.pop() if len(codes) == 1 else ConfigError.exit_code
-    return SweepRefused("\n".join([*_fitting(lines), "no job was started"]), code)
-
-
-def _fitting(lines: list[str]) -> list[str]:
-    """The lines in full if a block has room for them, else each on one line of it, and the number of those left out."""
-    room = MAX_LINES - 1
-    width = WIDTH - len("ippo: ")
-    if sum(len(textwrap.wrap(line, width)) for line in lines) <= room:
-        return lines
-    shown = lines if len(lines) <= room else lines[: room - 1]
-    more = [f"and {len(lines) - len(shown)} more of them"] if len(shown) < len(lines) else []
-    return [*(line if len(line) <= width else f"{line[: width - 4]} ..." for line in shown), *more]
-
-
-class _Forwarding:
-    """Passes signals that ask to leave on to jobs in a launcher's processes, and keeps others from beginning.
-
-    A job in this process has taken the signals over while its ranks are there.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._asked: int | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Forwarding:
-        for number in FORWARDED:
-            self._before[number] = signal.signal(number, self._forward)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _forward(self, number: int, _: FrameType | None) -> None:
-        again = number == self._asked == signal.SIGINT
-        self._asked = number
-        (self._folder / LEAVING).write_text(str(number))
-        for row in rows_of(self._folder):
-            if row.state == "running" and row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
-                with suppress(ProcessLookupError, PermissionError):
-                    if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
-                        os.kill(row.pid, number)
-        if again:
-            raise KeyboardInterrupt
-
-
-def _close(folder: Path, error: str | None) -> None:
-    """Show the table, and raise what the command ends with."""
-    for row in rows_of(folder):
-        if row.state == "running":
-            with sweep_folder.changed(folder, row.job) as kept:
-                sweep_folder.end(kept, "failed", UNEXPECTED, error or "its process ended without a word")
-                sweep_folder.note_run(kept, folder / row.folder)
-    rows = rows_of(folder)
-    print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
-    done = sum(row.state == "done" for row in rows)
-    go_on = f"go on with: ippo-train -m resume={from_here(folder)}"
-    if (folder / LEAVING).exists():
-        number = int((folder / LEAVING).read_text())
-        (folder / LEAVING).unlink()
-        words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done\n{go_on}"
-        raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
-    failed = [row for row in rows if row.state != "done"]
-    if failed or error is not None:
-        own = sweep_folder.swept(rows)
-        told = [
-            f"job {row.job} of {len(rows)}: {own[row.job]}: {row.state}"
-            f"{': ' + ' '.join(row.error.split()) if row.error else ''}"
-            for row in failed
-        ]
-        head = f"{done} of {len(rows)} jobs are done" + (f"; the launcher ended with {error}" if error else "")
-        codes = [row.exit_code for row in failed if row.exit_code]
-        raise SweepFailed("\n".join([head, *_fitting(told)[: MAX_LINES - 2], go_on]), codes[0] if codes else UNEXPECTED)

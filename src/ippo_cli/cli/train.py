@@ -120,6 +120,10 @@ def train(node: DictConfig, folder: Path | None) -> None:
         show_plan(config)
         return
     resumed = folder is not None
+    if not resumed:
+        from ippo_cli.training.trial import refuse_untrainable
+
+        refuse_untrainable(config, outside or config.launch.processes)
 
     def start(where: Path) -> None:
         for change in changes(where, dict(leaves(plain))) if resumed else ():

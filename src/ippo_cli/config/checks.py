@@ -12,6 +12,7 @@ from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.schema import (
     AgentConfig,
     Alphabet,
@@ -23,9 +24,11 @@ from ippo_cli.config.schema import (
     GridConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    GymnasiumConfig,
     History,
     JsonlConfig,
     LadderConfig,
+    PettingzooConfig,
     Processor,
     RelayConfig,
     SignallingConfig,
@@ -223,9 +226,11 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
 def _check_turns(config: Config) -> None:
     task, history = config.task, config.rollout.history
     if isinstance(task, WorldConfig):
-        _check_world(task)
+        _check_world(task, history)
         return
     assert isinstance(task, ConversationConfig)
+    if task.protocol.endswith(".py"):
+        raise ConfigError(*name_missing("task.protocol", task.protocol))
     if task.protocol not in PROTOCOLS and not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", task.protocol):
         raise ConfigError(
             f"task.protocol={task.protocol}",
@@ -255,10 +260,19 @@ def _check_turns(config: Config) -> None:
         )
 
 
-def _check_world(task: WorldConfig) -> None:
+def _check_world(task: WorldConfig, history: History) -> None:
     for key, example in WORLD_NAMES.items():
         if hasattr(task, key) and getattr(task, key) is None:
             raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
+    # Those whose own value is `latest` have it with one turn as well.
+    at_rest = (History.prefix, *((History.latest,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()))
+    for key in ("max_turns", "num_turns", "num_rungs"):
+        if getattr(task, key, None) == 1 and history not in at_rest:
+            raise ConfigError(
+                f"rollout.history={history.value}",
+                f"would do nothing: task.kind={task.kind.value} task.{key}=1 has no later turns",
+                "use prefix",
+            )
 
 
 def _check_rollout(config: Config, world_size: int) -> None:

@@ -81,8 +81,8 @@ Name = Annotated[str, NotEmpty()]
 @cache
 def constraints(cls: type[Any]) -> dict[str, Constraint]:
     """The constraint of each field of a schema class that has one."""
-    found = {name: constraint_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-    return {name: constraint for name, constraint in found.items() if constraint is not None}
+    by_field = {name: constraint_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+    return {name: constraint for name, constraint in by_field.items() if constraint is not None}
 
 
 def constraint_of(hint: Any) -> Constraint | None:

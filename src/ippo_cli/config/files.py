@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.file_values import check_global, check_mapping
 from ippo_cli.config.load import KINDS, PLAIN, config_dir
 from ippo_cli.config.searchpath import options_below, own_files
+from ippo_cli.config.text import closest
+from ippo_cli.config.yaml_source import Source, items, lines_of, shortest, spelled, text_of, tree_of
 
 SELF, HERE = "_self_", "@_here_"
-QUOTES = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
-KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 Options = Mapping[tuple[str, str], Path]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file of the user's: where it lies, which group it is an option of, and its text."""
-
-    path: Path
-    group: str
-    text: str
-
-    def refuse(self, node: yaml.Node | int, key: str, rule: str, remedy: str) -> NoReturn:
-        line = node if isinstance(node, int) else node.start_mark.line + 1
-        raise ConfigError(f"{shortest(self.path)}, line {line}: {key}", rule, remedy)
 
 
 def check_own_files(overrides: Sequence[str]) -> None:
@@ -59,8 +41,8 @@ def check_own_files(overrides: Sequence[str]) -> None:
 def chosen(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Group and option of everything that may be a choice; of a sweep, all of its values."""
     for text in overrides:
-        key, found, value = text.lstrip("+").partition("=")
-        if found and re.fullmatch(r"[\w/]+", key):
+        key, equals, value = text.lstrip("+").partition("=")
+        if equals and re.fullmatch(r"[\w/]+", key):
             yield from ((key, part.strip().strip("'\"")) for part in value.split(","))
 
 
@@ -73,22 +55,17 @@ def written_at(key: str, overrides: Sequence[str]) -> str | None:
     for name in chosen(overrides):
         if name not in own:
             continue
-        node: yaml.Node | None = yaml.compose(_text(own[name]), Loader=yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(text_of(own[name]), Loader=yaml.SafeLoader)
         line = None
         for part in (inside if name[0] == group else key).split("."):
             if not isinstance(node, yaml.MappingNode):
                 node, line = None, None
                 break
-            line = next((at for at_key, _, at in _lines(node) if at_key == part), None)
-            node = dict(_items(node)).get(part)
+            line = next((at for at_key, _, at in lines_of(node) if at_key == part), None)
+            node = dict(items(node)).get(part)
         if line is not None:
             return f"{shortest(own[name])}, line {line}"
     return None
-
-
-def shortest(path: Path) -> str:
-    """A path relative to where one stands, if it lies below."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _check_file(
@@ -96,20 +73,20 @@ def _check_file(
 ) -> None:
     """Check one file and, before it, the user's own files that it starts from."""
     group, _ = name
-    source = Source(own[name], group, _text(own[name]))
-    root = _tree(source)
-    named = dict(_items(root))
+    source = Source(own[name], group, text_of(own[name]))
+    root = tree_of(source)
+    named = dict(items(root))
     is_global = re.search(r"^#\s*@package\s+_global_", source.text, re.MULTILINE) is not None
     listed = _defaults(source, named.get("defaults"), options)
     kind = _class_of(name, options) or parent
     for below in listed:
         if below in own and below not in (*seen, name):
             _check_file(below, own, options, kind if below[0] == group else None, (*seen, name))
-    body = [(key, value, line) for key, value, line in _lines(root) if key != "defaults"]
+    body = [(key, value, line) for key, value, line in lines_of(root) if key != "defaults"]
     if is_global:
-        _check_global(source, body)
+        check_global(source, body)
     elif kind is not None:
-        _check_mapping(source, body, (kind,), "", f"{group}=")
+        check_mapping(source, body, (kind,), "", f"{group}=")
         _check_agents_named(source, root, kind, named)
     elif group in KINDS or group in PLAIN:
         names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
@@ -123,74 +100,13 @@ def _check_file(
         )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(shortest(path), f"cannot be read ({error})", "it must be a text file in UTF-8") from error
-
-
-def _tree(source: Source) -> yaml.MappingNode:
-    """The file's nodes, with their lines; no key stands twice in one mapping."""
-    try:
-        root = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        shown = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
-        if "'\\t'" in str(error.problem):
-            source.refuse(line, shown, "begins with a tab", "indent with spaces")
-        source.refuse(line, shown, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTES}")
-    except yaml.YAMLError as error:
-        source.refuse(1, "", f"is no YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
-    if root is None:  # nothing, or comments alone
-        raise ConfigError(shortest(source.path), "is empty", "ippo-train --new-task FILE writes one to start from")
-    if not isinstance(root, yaml.MappingNode):
-        source.refuse(root, _spelled(source, root), "is no mapping", "write 'key: value' lines")
-    _refuse_duplicates(source, root)
-    return root
-
-
-def _refuse_duplicates(source: Source, node: yaml.Node) -> None:
-    if isinstance(node, yaml.SequenceNode):
-        for part in node.value:
-            _refuse_duplicates(source, part)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            source.refuse(key, _spelled(source, key), "is no key", QUOTES)
-        if key.value in lines:
-            source.refuse(key, key.value, f"stands twice; first in line {lines[key.value]}", "keep one of them")
-        lines[key.value] = key.start_mark.line + 1
-        _refuse_duplicates(source, value)
-
-
-def _items(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
-    yield from ((key.value, value) for key, value in node.value if key.value != "<<")
-
-
-def _lines(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
-    """Keys and values, with the line of the key."""
-    yield from ((key.value, value, key.start_mark.line + 1) for key, value in node.value if key.value != "<<")
-
-
-def _spelled(source: Source, node: yaml.Node) -> str:
-    """A node as it stands in the file, on one line."""
-    return " ".join(source.text[node.start_mark.index : node.end_mark.index].split())[:60]
-
-
-# --- the defaults list -----------------------------------------------------------------------------------------------
-
-
 def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[tuple[str, str]]:
     """Group and option of everything that the file starts from, each known to be there."""
     if node is None:
         return []
     if not isinstance(node, yaml.SequenceNode):
         source.refuse(node, "defaults", "is no list", f"write one entry per line, such as '  - {SELF}'")
-    found: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     for part in node.value:
         name = _entry(source, part)
         if name is None:
@@ -200,9 +116,9 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
         if option not in known and "${" not in option:
             groups = sorted({g for g, _ in options} | {"schema"})
             remedy = f"there are {' '.join(known)}" if known else f"there are the groups {' '.join(groups)}"
-            source.refuse(part, _spelled(source, part), f"names nothing that is there{closest(option, known)}", remedy)
-        found.append(name)
-    return found
+            source.refuse(part, spelled(source, part), f"names nothing that is there{closest(option, known)}", remedy)
+        names.append(name)
+    return names
 
 
 def _entry(source: Source, node: yaml.Node) -> tuple[str, str] | None:
@@ -236,160 +152,16 @@ def _class_of(name: tuple[str, str], options: Options, seen: Sequence[tuple[str,
         return schema.SCHEMAS.get(option)
     if name not in options or name in seen:
         return None
-    source = Source(options[name], group, _text(options[name]))
+    source = Source(options[name], group, text_of(options[name]))
     root = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    listed = dict(_items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
+    listed = dict(items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
         below = _entry(source, part)
-        if below is not None and below[0] in ("schema", group):
-            found = _class_of(below, options, (*seen, name))
-            if found is not None:
-                return found
+        if below is not None and below[0] in ("schema", "base", group):
+            cls = _class_of(below, options, (*seen, name))
+            if cls is not None:
+                return cls
     return None
-
-
-# --- keys and values -------------------------------------------------------------------------------------------------
-
-
-def _check_global(source: Source, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
-    """A file that sets values of several groups, whichever options those have."""
-    groups = {**{group: (cls,) for group, cls in PLAIN.items()}, **{g: tuple(k.values()) for g, k in KINDS.items()}}
-    top = {leaf.name for leaf in fields(schema.RunConfig)}
-    for key, node, line in body:
-        if key in groups and isinstance(node, yaml.MappingNode):
-            _check_mapping(source, _lines(node), groups[key], f"{key}.", f"{key}=")
-        elif key in top:
-            _check_mapping(source, [(key, node, line)], (schema.RunConfig,), "", "a run")
-        elif key != "hydra":
-            _refuse_key(source, line, key, key, [*top, *groups], "a run")
-
-
-def _check_mapping(
-    source: Source, body: Iterable[tuple[str, yaml.Node, int]], classes: Sequence[type[Any]], prefix: str, owner: str
-) -> None:
-    """Every key is one of some of the classes, with a value of its type."""
-    hints = {name: hint for cls in reversed(classes) for name, hint in get_type_hints(cls).items()}
-    for key, node, line in body:
-        full = prefix + key
-        if key not in hints:
-            _refuse_key(source, line, key, full, list(hints), owner)
-        hint = hints[key]
-        if get_origin(hint) is dict and get_args(hint)[1] is Any:  # keys of the user's choice
-            continue
-        if get_origin(hint) is dict:  # the named agents
-            if not isinstance(node, yaml.MappingNode):
-                source.refuse(
-                    line,
-                    full,
-                    f"is {_named(source, node)}, and must be named agents",
-                    'write below it a line for each, such as: solver: {template: "{question}"}',
-                )
-            for agent, value, at in _lines(node):
-                if not isinstance(value, yaml.MappingNode):
-                    source.refuse(
-                        at,
-                        f"{full}.{agent}",
-                        f"is {_named(source, value)}, and must be an agent",
-                        f'write: {agent}: {{template: "{{question}}"}}',
-                    )
-                _check_mapping(source, _lines(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
-                if "template" not in dict(_items(value)) and not source.text.count("<<"):
-                    _require_template(source, at, f"{full}.{agent}")
-        elif is_dataclass(hint):
-            if not isinstance(node, yaml.MappingNode):
-                if "${" in _spelled(source, node):
-                    continue
-                source.refuse(
-                    line,
-                    full,
-                    f"is {_named(source, node)}, and has keys of its own",
-                    "it has: " + " ".join(leaf.name for leaf in fields(hint)),
-                )
-            assert isinstance(hint, type)
-            _check_mapping(source, _lines(node), (hint,), f"{full}.", full)
-        else:
-            _check_leaf(source, node, line, key, full, hint, classes)
-
-
-def _require_template(source: Source, line: int, where: str) -> None:
-    source.refuse(line, f"{where}.template", "is missing", 'give the prompt: template: "{question}"')
-
-
-def _check_leaf(
-    source: Source, node: yaml.Node, line: int, key: str, full: str, hint: Any, classes: Sequence[type[Any]]
-) -> None:
-    written = _spelled(source, node)
-    if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
-        return  # what an interpolation stands for is known when all is composed
-    try:
-        value = cast(DictConfig, OmegaConf.create(_alone(node, key)))[key]
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-    ):  # an anchor that lies elsewhere, say: composing tells what is wrong with it
-        return
-    if any(_fits(cls, key, value) for cls in classes):
-        return
-    if isinstance(node, yaml.MappingNode) and node.flow_style:
-        source.refuse(
-            line,
-            f"{full}: {written}",
-            f"is a mapping, and must be {expected(hint)}",
-            f'put quotes around it: {key}: "{written}"',
-        )
-    source.refuse(line, full, f"is {_named(source, node)}", f"it must be {expected(hint)}")
-
-
-def _fits(cls: type[Any], key: str, value: Any) -> bool:
-    if key not in get_type_hints(cls):
-        return False
-    try:
-        OmegaConf.merge(OmegaConf.structured(schema.unset(cls)), {key: value})
-    except OmegaConfBaseException:
-        return False
-    return True
-
-
-def _alone(node: yaml.Node, key: str) -> str:
-    """A document of this key and value alone."""
-    return yaml.serialize(
-        yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", key), node)])
-    )
-
-
-def expected(hint: Any) -> str:
-    """A type in words."""
-    if get_origin(hint) is list:
-        (item,) = get_args(hint)
-        return "a list" + (f" of {' '.join(part.value for part in item)}" if _is_enum(item) else "")
-    parts = get_args(hint) or (hint,)
-    return " or ".join(
-        "one of " + " ".join(member.value for member in part) if _is_enum(part) else KIND_NAMES.get(part, str(part))
-        for part in parts
-    )
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
-
-
-def _named(source: Source, node: yaml.Node) -> str:
-    """What a node is, in words."""
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    if isinstance(node, yaml.MappingNode):
-        return "a mapping"
-    return "empty" if not _spelled(source, node) else repr(_spelled(source, node))
-
-
-def _refuse_key(source: Source, line: int, key: str, full: str, known: Sequence[str], owner: str) -> NoReturn:
-    remedy = "it has: " + " ".join(known)
-    source.refuse(line, full, f"is no key of {owner}{closest(key, known)}", remedy)
-
-
-def closest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (closest: {close[0]})" if close else ""
 
 
 def _check_agents_named(source: Source, root: yaml.Node, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:

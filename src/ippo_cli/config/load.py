@@ -173,21 +173,21 @@ def _without_missing(plain: Any) -> Any:
 
 
 def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[str, Any]:
-    given = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
-    if "kind" in given and given["kind"] != node[group].kind:
+    overrides = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
+    if "kind" in overrides and overrides["kind"] != node[group].kind:
         raise ConfigError(
-            f"task.agents.{agent}.{group}.kind={given['kind'].value}",
+            f"task.agents.{agent}.{group}.kind={overrides['kind'].value}",
             "cannot differ between agents",
             f"choose one {group}= for all",
         )
-    for leaf, value in given.items():
+    for leaf, value in overrides.items():
         if leaf not in node[group]:
             raise ConfigError(
                 f"task.agents.{agent}.{group}.{leaf}={value}",
                 f"is no key of {group}={node[group].kind.value}",
                 "it has: " + " ".join(node[group]),
             )
-    return _container(OmegaConf.merge(node[group], given))
+    return _container(OmegaConf.merge(node[group], overrides))
 
 
 def _value(node: DictConfig, leaf: Any) -> Any:
@@ -241,8 +241,8 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
             "every key needs a value",
         ) from error
     except OmegaConfBaseException as error:
-        given = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
-        setting = f"{where}{error.full_key}" + ("" if given == "???" else f"={given}")
+        written = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
+        setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
         raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
 
 

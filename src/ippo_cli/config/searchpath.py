@@ -74,14 +74,14 @@ def entries(overrides: Iterable[str]) -> list[str]:
 
 def own_files(overrides: Sequence[str]) -> list[tuple[str, Path]]:
     """Group and file of every option that the overrides add."""
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     for place in entries(overrides):
         if place.startswith(f"{FILE_SCHEME}://"):
             group, _, file = place.removeprefix(f"{FILE_SCHEME}://").partition("=")
-            found.append((group, Path(file)))
+            files.append((group, Path(file)))
         else:
-            found += options_below(Path(place.removeprefix("file://")))
-    return found
+            files += options_below(Path(place.removeprefix("file://")))
+    return files
 
 
 def options_below(root: Path) -> list[tuple[str, Path]]:

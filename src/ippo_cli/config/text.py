@@ -1,7 +1,8 @@
-"""Text for one line of a log: how wide it is, cut to a width, and names listed shortly."""
+"""Text for one line of a log: how wide it is, cut to a width, names listed shortly, and the nearest one."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
 from collections.abc import Sequence
 
@@ -47,3 +48,9 @@ def fitting(parts: Sequence[str], width: int) -> str:
         if text_width(text := ", ".join([*parts[:count], *left])) <= width:
             return text
     return f"{len(parts)} more" if parts else ""
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """The known name that a mistyped one is nearest to, in brackets; nothing where none is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (closest: {close[0]})" if close else ""

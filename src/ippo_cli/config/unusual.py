@@ -22,6 +22,8 @@ class Settings:
     config: Config
     plan: Arithmetic
     train_rows: int
+    dry_failure: str = ""  # what the user's code raised where placeholders stood for answers
+    newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
     unused_templates: Sequence[str] = ()  # agents whose tokenizer has a chat template that their prompts are not in
 
 
@@ -107,6 +109,22 @@ def _unused_template(settings: Settings) -> str | None:
     )
 
 
+def _dry_failure(settings: Settings) -> str | None:
+    if not settings.dry_failure:
+        return None
+    return (
+        f"an episode fails with placeholders as answers ({settings.dry_failure}); "
+        "if it fails with others as well, nothing will be trained on"
+    )
+
+
+def _older_environment(settings: Settings) -> str | None:
+    if settings.newer_environment is None:
+        return None
+    env_id = getattr(settings.config.task, "env_id", None)
+    return f"task.env_id={env_id} is an older version; {settings.newer_environment} is the newest"
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -114,5 +132,7 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "passes": _passes,
     "warmups": _warmups,
     "unused_chat_template": _unused_template,
+    "dry_run": _dry_failure,
+    "older_environment": _older_environment,
 }
 """By the name under which `run.json` keeps what was said."""

@@ -244,23 +244,23 @@ def last_words(words: str, patience_s: float) -> dict[int, str]:
     Not collective, and it works where the process group is broken: ranks that are gone, or do not leave within
     `patience_s`, are missing. Without rank 0, which may keep the store, all others can be.
     """
-    said = {rank(): words}
+    by_rank = {rank(): words}
     if world_size() == 1:
-        return said
+        return by_rank
     try:
         _store.set(f"words/{rank()}", words)
         deadline = time.monotonic() + patience_s
-        while len(said) < world_size() and time.monotonic() < deadline:
-            for other in set(range(world_size())) - said.keys():
+        while len(by_rank) < world_size() and time.monotonic() < deadline:
+            for other in set(range(world_size())) - by_rank.keys():
                 if _store.check([f"words/{other}"]):
-                    said[other] = _store.get(f"words/{other}").decode()
+                    by_rank[other] = _store.get(f"words/{other}").decode()
             time.sleep(0.02)
         _store.add("read", 1)
-        while is_main() and _store.add("read", 0) < len(said) and time.monotonic() < deadline + 1.0:
+        while is_main() and _store.add("read", 0) < len(by_rank) and time.monotonic() < deadline + 1.0:
             time.sleep(0.02)  # the store ends with rank 0
     except RuntimeError:
         pass
-    return dict(sorted(said.items()))
+    return dict(sorted(by_rank.items()))
 
 
 def own_rows(tensor: Tensor) -> slice:

@@ -220,8 +220,8 @@ class Engine(Generic[M]):
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
-        for group, given in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
-            group.update({key: value for key, value in given.items() if key in group})
+        for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
+            group.update({key: value for key, value in hyperparameters.items() if key in group})
         self.set_learning_rate(self._factor)
         if self._stage > 0:
             self._ds.optimizer.clip_grad = self._max_grad_norm

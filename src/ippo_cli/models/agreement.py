@@ -16,22 +16,22 @@ HALF_PRECISION = 0.1
 SHARE_OF_MISTAKE = 0.5
 
 
-def deviation(found: Tensor, expected: Tensor) -> float:
+def deviation(actual: Tensor, expected: Tensor) -> float:
     """The largest relative error of a row, of `[n, D]`; infinite where something is no number."""
-    found, expected = found.float(), expected.float()
+    actual, expected = actual.float(), expected.float()
     scale = expected.norm(dim=-1)
-    error = (found - expected).norm(dim=-1) / scale.clamp(min=1e-3 * float(scale.max()) + 1e-30)
+    error = (actual - expected).norm(dim=-1) / scale.clamp(min=1e-3 * float(scale.max()) + 1e-30)
     largest = float(error.max())
     return largest if largest == largest else float("inf")
 
 
-def agree(found: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[Tensor]) -> bool:
+def agree(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[Tensor]) -> bool:
     """Whether `found` is `expected` but for rounding: everywhere near it, and, where the deliberate mistake of `wrong`
     shows most, at most half as far from it as that. Each entry is `[n, D]`, of the same n tokens."""
-    if [part.shape for part in found] != [part.shape for part in expected]:
+    if [part.shape for part in actual] != [part.shape for part in expected]:
         return False
     tolerance = TOLERANCES.get(expected[0].dtype, HALF_PRECISION)
-    errors = [deviation(*parts) for parts in zip(found, expected, strict=True)]
+    errors = [deviation(*parts) for parts in zip(actual, expected, strict=True)]
     mistakes = [deviation(*parts) for parts in zip(wrong, expected, strict=True)]
     largest = max(range(len(mistakes)), key=mistakes.__getitem__)
     told_apart = not mistakes[largest] or errors[largest] <= SHARE_OF_MISTAKE * mistakes[largest]

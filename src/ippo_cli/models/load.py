@@ -37,7 +37,7 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
         raise UnusableModel(f"its weights are quantized ({method}) and cannot be trained; use the unquantized model")
     if config.is_encoder_decoder:
         raise UnusableModel("it is an encoder-decoder model; use a decoder-only one")
-    model, found = kind.from_pretrained(
+    model, loading = kind.from_pretrained(
         source,
         revision=revision,
         dtype=dtype,
@@ -47,7 +47,7 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
         ignore_mismatched_sizes=True,
         **options,
     )
-    missing, mismatched = sorted(found["missing_keys"]), sorted(found["mismatched_keys"])
+    missing, mismatched = sorted(loading["missing_keys"]), sorted(loading["mismatched_keys"])
     if missing:
         raise UnusableModel(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
     if mismatched:
@@ -130,19 +130,19 @@ def _states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
     return backbone(input_ids=ids, use_cache=False).last_hidden_state
 
 
-def _near(found: Tensor, expected: Tensor) -> bool:
+def _near(actual: Tensor, expected: Tensor) -> bool:
     """Whether two readings differ by rounding only."""
     tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
-    return bool((found - expected).norm() <= tolerance * expected.norm())
+    return bool((actual - expected).norm() <= tolerance * expected.norm())
 
 
 def cannot_load(setting: str, what: str, error: Exception, reason: str | None = None) -> PreflightError:
     """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
     where neither we nor `reason` have better ones."""
-    said = (str(error).strip().splitlines() or [repr(error)])[0]
+    message = (str(error).strip().splitlines() or [repr(error)])[0]
     if reason is not None and not isinstance(error, UnusableModel):
-        said = reason
-    return PreflightError(f"{setting}: no {what} could be loaded ({said})")
+        message = reason
+    return PreflightError(f"{setting}: no {what} could be loaded ({message})")
 
 
 def what_is_missing(folder: Path) -> str | None:

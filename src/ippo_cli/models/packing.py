@@ -191,10 +191,10 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
     try:
         expected = _joined([_traced(backbone, part) for part in parts])
         wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
-        found = _traced(backbone, ids, packing=pack(lengths, ids.device))
+        packed = _traced(backbone, ids, packing=pack(lengths, ids.device))
     except (TypeError, ValueError, RuntimeError):
         return False
-    return agree(found, expected, wrong)
+    return agree(packed, expected, wrong)
 
 
 def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:

@@ -48,8 +48,8 @@ class FunctionReward:
         if isinstance(result, Reward):
             return result
         if not isinstance(result, Mapping) or set(result) - set(NAMES):
-            given = sorted(result) if isinstance(result, Mapping) else type(result).__name__
-            raise TypeError(f"{self.name} must return a dict with names among {', '.join(NAMES)}, not {given}")
+            returned = sorted(result) if isinstance(result, Mapping) else type(result).__name__
+            raise TypeError(f"{self.name} must return a dict with names among {', '.join(NAMES)}, not {returned}")
         return Reward(**result)
 
 

@@ -52,14 +52,14 @@ class Gsm8k:
 
 def strict_number(text: str) -> Decimal | None:
     """The number after the last `####` that a number follows."""
-    found = _ANSWER.findall(text)
-    return _value(found[-1]) if found else None
+    answers = _ANSWER.findall(text)
+    return _value(answers[-1]) if answers else None
 
 
 def last_number(text: str) -> Decimal | None:
     """The last number of the text."""
-    found = _ANY.findall(text)
-    return _value(found[-1]) if found else None
+    numbers = _ANY.findall(text)
+    return _value(numbers[-1]) if numbers else None
 
 
 def reference_number(text: str) -> Decimal | None:
@@ -73,9 +73,11 @@ def _value(number: str) -> Decimal:
     return Decimal(number.replace("\u2212", "-").replace("$", "").replace(",", ""))
 
 
-def _right(wanted: Sequence[Decimal | None], given: Iterable[Decimal | None]) -> list[float]:
+def _right(wanted: Sequence[Decimal | None], numbers: Iterable[Decimal | None]) -> list[float]:
     """Whether numbers are the wanted ones; NaN, which is no score, where a reference has none."""
-    return [math.nan if right is None else float(right == number) for right, number in zip(wanted, given, strict=True)]
+    return [
+        math.nan if right is None else float(right == number) for right, number in zip(wanted, numbers, strict=True)
+    ]
 
 
 def _mean(own: Mapping[str, Sequence[float]]) -> list[float]:

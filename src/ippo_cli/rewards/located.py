@@ -18,16 +18,16 @@ def located(error: BaseException) -> str:
 
     Without such a line the error alone. An error of one's own syntax names its line itself.
     """
-    said = f"{type(error).__name__}: {error!s:.{MAX_CHARACTERS}}"
+    message = f"{type(error).__name__}: {error!s:.{MAX_CHARACTERS}}"
     if isinstance(error, SyntaxError):
-        return said
+        return message
     frames = traceback.extract_tb(error.__traceback__)
     ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(OURS)]
     called = frames[ours[0] + 1 :] if ours else frames  # what stands above us is whoever started this program
     for frame in reversed(called):
         if not frame.filename.startswith((OURS, *LIBRARIES, "<")):
-            return f"{_short(Path(frame.filename))}:{frame.lineno}: {said}"
-    return said
+            return f"{_short(Path(frame.filename))}:{frame.lineno}: {message}"
+    return message
 
 
 def _short(path: Path) -> Path:

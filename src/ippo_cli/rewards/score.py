@@ -48,12 +48,12 @@ def score(
     A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train.
     """
     agents = list(moments)
-    given, failure = attempt(reward, episodes, agents, config, streamed)
+    rewards, failure = attempt(reward, episodes, agents, config, streamed)
     with distributed.failing_together():
-        numbers = {name: mixed(given, name, episodes, config) for name in agents}
-    failed = {name: failed_rows(given, numbers[name]) for name in agents}
+        numbers = {name: mixed(rewards, name, episodes, config) for name in agents}
+    failed = {name: failed_rows(rewards, numbers[name]) for name in agents}
     reason = stop_beyond_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
-    parts = {name: torch.tensor(values, dtype=torch.float32) for name, values in given.parts.items()}
+    parts = {name: torch.tensor(values, dtype=torch.float32) for name, values in rewards.parts.items()}
     scores: dict[str, Scores] = {}
     observed: dict[str, ScoreMoments] = {}
     for name in agents:
@@ -103,19 +103,19 @@ def attempt(
             answers.take(part, answer)
         if rest := [row for row in range(rows) if row not in known]:
             answers.take(rest)
-    given = answers.merged(agents, episodes)
-    every = sorted({name for names in distributed.gather_objects(list(given.parts)) for name in names})
-    return replace(given, parts={name: given.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
+    rewards = answers.merged(agents, episodes)
+    every = sorted({name for names in distributed.gather_objects(list(rewards.parts)) for name in names})
+    return replace(rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
-def mixed(given: Reward, agent: str, episodes: Sequence[Episode], config: RewardConfig) -> Tensor:
+def mixed(rewards: Reward, agent: str, episodes: Sequence[Episode], config: RewardConfig) -> Tensor:
     """`team_weight * team + agent_weight * own` by turn of the agent, `[B, K]` float32; 0 for turns that a row lacks.
 
     K is the most turns that the agent has in any row, and at least 1. What a reward does not give counts nothing.
     Raises `ConfigError` where that leaves nothing at all: every score would be 0.
     """
-    has_team = given.team is not None or given.team_by_step is not None
-    has_own = bool(given.agent or given.agent_by_turn)
+    has_team = rewards.team is not None or rewards.team_by_step is not None
+    has_own = bool(rewards.agent or rewards.agent_by_turn)
     counts_team, counts_own = has_team and bool(config.team_weight), has_own and bool(config.agent_weight)
     if not counts_team and not counts_own:
         kind = "team" if has_team else "agent"
@@ -132,33 +132,33 @@ def mixed(given: Reward, agent: str, episodes: Sequence[Episode], config: Reward
         (counts_own, config.agent_weight, _own_by_turn),
     ):
         if counts:
-            rows = [by_turn(given, agent, row, own) for row, own in enumerate(steps)]
+            rows = [by_turn(rewards, agent, row, own) for row, own in enumerate(steps)]
             padded = [numbers + [0.0] * (width - len(numbers)) for numbers in rows]
             total += weight * torch.tensor(padded, dtype=torch.float64).reshape(len(rows), width)
     return total.float()
 
 
-def _team_by_turn(given: Reward, _: str, row: int, steps: Sequence[int]) -> list[float]:
+def _team_by_turn(rewards: Reward, _: str, row: int, steps: Sequence[int]) -> list[float]:
     numbers = [0.0] * len(steps)
-    if steps and given.team is not None:
-        numbers[-1] += given.team[row]
-    if steps and given.team_by_step is not None:
-        for step, number in enumerate(given.team_by_step[row]):
+    if steps and rewards.team is not None:
+        numbers[-1] += rewards.team[row]
+    if steps and rewards.team_by_step is not None:
+        for step, number in enumerate(rewards.team_by_step[row]):
             numbers[paid_turn(steps, step)] += number
     return numbers
 
 
-def _own_by_turn(given: Reward, agent: str, row: int, steps: Sequence[int]) -> list[float]:
-    numbers = list(given.agent_by_turn[agent][row]) if given.agent_by_turn else [0.0] * len(steps)
-    if steps and given.agent:
-        numbers[-1] += given.agent[agent][row]
+def _own_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int]) -> list[float]:
+    numbers = list(rewards.agent_by_turn[agent][row]) if rewards.agent_by_turn else [0.0] * len(steps)
+    if steps and rewards.agent:
+        numbers[-1] += rewards.agent[agent][row]
     return numbers
 
 
-def failed_rows(given: Reward, numbers: Tensor) -> Tensor:
+def failed_rows(rewards: Reward, numbers: Tensor) -> Tensor:
     """Rows `[B]` for which the reward gave one of an agent's mixed `numbers` `[B, K]` as not valid or not finite."""
     finite = torch.isfinite(numbers.sum(dim=1))
-    return ~finite if given.valid is None else ~(finite & torch.tensor(given.valid, dtype=torch.bool))
+    return ~finite if rewards.valid is None else ~(finite & torch.tensor(rewards.valid, dtype=torch.bool))
 
 
 def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:

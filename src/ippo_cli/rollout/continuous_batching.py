@@ -119,12 +119,12 @@ class ContinuousBatching:
 
     def park(self, rows: np.ndarray) -> list[Prefix]:
         """The keys and values of every token that some live rows, `[n]` bool, have read."""
-        found, row = [], 0
+        parked, row = [], 0
         for group in self._groups:
             part = np.flatnonzero(rows[row : row + len(group)])
-            found += group.parked(part) if len(part) else []
+            parked += group.parked(part) if len(part) else []
             row += len(group)
-        return found
+        return parked
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Reads one token for each row; logits `[n, V]` after it."""
@@ -217,8 +217,8 @@ def text_config(model: nn.Module) -> PretrainedConfig:
 
 def _configs(model: nn.Module) -> list[PretrainedConfig]:
     """Every config that the model's parts look up their attention in."""
-    found = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    return list(found.values())
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    return list(configs.values())
 
 
 def _through_groups(plain: Callable[[nn.Module], Attention]) -> Attention:

@@ -99,11 +99,11 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
-    found: set[int] = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
+    ids: set[int] = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
     for config in (text_config(model), language_model(model).generation_config):
         named = getattr(config, "eos_token_id", None)
-        found.update(special.intersection([named] if isinstance(named, int) else named or []))
-    return tuple(sorted(found))
+        ids.update(special.intersection([named] if isinstance(named, int) else named or []))
+    return tuple(sorted(ids))
 
 
 class Waiting:
@@ -147,8 +147,8 @@ class EarlierTurns:
 
     def known(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
         """By row, what need not be read again."""
-        found = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
-        return {row: prefix for row, prefix in found.items() if prefix is not None}
+        prefixes = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
+        return {row: prefix for row, prefix in prefixes.items() if prefix is not None}
 
     def read(self, ids: Tensor, lengths: np.ndarray, known: list[Prefix]) -> Tensor:
         """Reads prompts, or what follows what is known of them; logits `[k, V]` after each."""

@@ -91,20 +91,20 @@ class DecodeState:
         logprobs = behavior = self.logprobs.view(-1)[places].cpu().split(counts)
         if self.behavior_logprobs is not self.logprobs:
             behavior = self.behavior_logprobs.view(-1)[places].cpu().split(counts)
-        texts = self._spell([said.tolist() for said in ids])
+        texts = self._spell([row_ids.tolist() for row_ids in ids])
         parts = zip(ids, logprobs, behavior, texts, self.finished[rows].tolist(), strict=True)
         return [
-            Completion(ids=said, logprobs=plain, behavior_logprobs=drawn_from, text=text, finished=finished)
-            for said, plain, drawn_from, text, finished in parts
+            Completion(ids=row_ids, logprobs=plain, behavior_logprobs=drawn_from, text=text, finished=finished)
+            for row_ids, plain, drawn_from, text, finished in parts
         ]
 
     def tokens_read(self, rows: np.ndarray) -> list[np.ndarray]:
         """Prompt and response of these rows, less the newest token: the model has not read that one."""
-        said = self.ids[torch.from_numpy(rows).to(self.ids.device)].cpu().numpy()
+        responses = self.ids[torch.from_numpy(rows).to(self.ids.device)].cpu().numpy()
         lengths = self.lengths[rows].tolist()
         return [
             np.concatenate([self._prompts[row], response[: length - 1]])
-            for row, response, length in zip(rows, said, lengths, strict=True)
+            for row, response, length in zip(rows, responses, lengths, strict=True)
         ]
 
     def _join(self, rows: np.ndarray, vocabulary: int) -> None:

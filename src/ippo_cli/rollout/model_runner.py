@@ -146,9 +146,9 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
     rows = _probe_rows(model)
     try:
         with candidate.session():
-            found = _decoded(candidate, rows)
+            actual = _decoded(candidate, rows)
         expected, wrong = _whole(model, candidate, rows, mistaken=False), _whole(model, candidate, rows, mistaken=True)
-        return agree(*(notes.entries(like=found) for notes in (found, expected, wrong)))
+        return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
     except Exception as error:  # whatever a model of unknown making does: it means that this way is closed
         _log.info("%s cannot be decoded by %s: %r", type(model).__name__, way.__name__, error)
         return False
@@ -161,11 +161,11 @@ def _agrees_when_resumed(model: nn.Module) -> bool:
     candidate, rows = _TracedContinuousBatching(model), _probe_rows(model)
     try:
         with candidate.session():
-            found = _resumed_rows(candidate, rows)
+            actual = _resumed_rows(candidate, rows)
         expected, wrong = (
             _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
         )
-        return agree(*(notes.entries(like=found) for notes in (found, expected, wrong)))
+        return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
     except Exception as error:  # as above
         _log.info("%s cannot resume: %r", type(model).__name__, error)
         return False

@@ -61,8 +61,8 @@ class _Row:
         for number, turn in enumerate(turns):
             if number:
                 self._read(turns[number - 1], turn.prompt)
-            said = turn.completion
-            self._add(_Part(said.ids, said.logprobs, said.behavior_logprobs, number))
+            completion = turn.completion
+            self._add(_Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
         if turns and final is not None:
             self._read(turns[-1], final)
 

@@ -43,6 +43,10 @@ class Step:
     )  # numbers for the log, such as success; the last one counts
 
 
+class WrongReturn(TypeError):
+    """What the user's code returned is of another kind than it must be, whatever it was answered."""
+
+
 class Environment(Protocol):
     """One episode at a time, of one or several agents. May raise anything: that fails its episode and no other."""
 

@@ -58,10 +58,10 @@ def _walk(size: int, start: Cell, goal: Cell) -> Example:
 
 def _distinct(draw: Callable[[], T], wanted: int) -> list[T]:
     """Draws without repetitions, in their order: more of them never change the first ones."""
-    found: dict[T, None] = {}
-    while len(found) < wanted:
-        found[draw()] = None
-    return list(found)
+    drawn: dict[T, None] = {}
+    while len(drawn) < wanted:
+        drawn[draw()] = None
+    return list(drawn)
 
 
 def _refuse_more_than(possible: int, config: LettersConfig | GridConfig, what: str) -> None:

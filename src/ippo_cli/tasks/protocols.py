@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ippo_cli.config.errors import ConfigError, IppoError
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ConversationConfig, PromptConfig
-from ippo_cli.rewards.located import located
-from ippo_cli.tasks.environment import Action, Environment, Step
+from ippo_cli.tasks.environment import Action, Environment, Step, WrongReturn
 from ippo_cli.tasks.templates import (
     LAST,
     NOTHING,
@@ -30,8 +29,6 @@ from ippo_cli.types import Example
 
 TURN_TEMPLATE = "\n{heard}\n"
 """What an agent is told from its second turn on, where it has no `turn_template`."""
-PLACEHOLDER = "(what {agent} says)"  # stands for an answer where nobody is asked
-LONGEST = 100  # turns that a dry run shows: a protocol may go on until somebody says a certain thing
 
 Prompts = Mapping[str, PromptConfig]
 
@@ -208,7 +205,9 @@ class OwnProtocol:
         else:
             self.running = self.made(own, list(self.agents))
             if not isinstance(self.running, Generator):
-                raise TypeError(f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}")
+                raise WrongReturn(
+                    f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}"
+                )
             told, _ = self._resume(lambda: next(self.running))
         if not told:
             raise ValueError(f"{self.name} tells nobody anything at first; it must begin with who speaks")
@@ -241,13 +240,13 @@ class OwnProtocol:
         told, rewards = said if isinstance(said, tuple) and len(said) == 2 else (said, {})
         told = {} if told is None else told
         if not isinstance(told, Mapping) or not all(isinstance(text, str) for text in told.values()):
-            raise TypeError(f"{self.name} must say who speaks next as a dict from agent to text, not {told!r:.80}")
+            raise WrongReturn(f"{self.name} must say who speaks next as a dict from agent to text, not {told!r:.80}")
         self._refuse_strangers(told)
         return dict(told), self._rewards(rewards)
 
     def _rewards(self, rewards: Any) -> dict[str, float]:
         if not isinstance(rewards, Mapping):
-            raise TypeError(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
+            raise WrongReturn(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
         self._refuse_strangers(rewards)
         return {name: float(number) for name, number in rewards.items()}
 
@@ -332,31 +331,6 @@ def protocol_environment(config: ConversationConfig) -> Callable[[], Environment
         )
     made = load_function(config.protocol, "task.protocol")
     return lambda: OwnProtocol(made, config.protocol, list(agents))
-
-
-def dry_run(config: ConversationConfig, example: Example) -> list[tuple[str, str, str]]:
-    """Agent, what it is told and a placeholder for what it says, turn by turn: a conversation in which nobody is asked.
-
-    Raises `ConfigError` where a template names what does not exist by then, and where a protocol of the user's fails.
-    """
-    environment = protocol_environment(config)()
-    turns: list[tuple[str, str, str]] = []
-    try:
-        told = environment.reset(example, seed=0)
-        while told and len(turns) < LONGEST:
-            answers = {name: PLACEHOLDER.format(agent=name) for name in told}
-            turns += [(name, text, answers[name]) for name, text in told.items()]
-            step = environment.step({name: Action(text) for name, text in answers.items()})
-            told = {} if step.terminated or step.truncated else step.observations
-    except IppoError:
-        raise
-    except (Exception, SystemExit) as error:  # of the user's own code
-        raise ConfigError(
-            f"task.protocol={config.protocol}", f"fails with placeholders as answers ({located(error)})", "mend it"
-        ) from error
-    finally:
-        environment.close()
-    return turns
 
 
 def _refuse_deafness(config: ConversationConfig) -> None:

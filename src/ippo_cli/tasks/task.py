@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ippo_cli.config.checks import PROTOCOLS
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
@@ -18,18 +19,24 @@ from ippo_cli.config.schema import (
     TaskKind,
     WorldConfig,
 )
+from ippo_cli.tasks.dry_run import DryRun, dry_episode
 from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.protocols import TemplatedWorld, dry_run, protocol_environment
+from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.warm_start import first_examples
 from ippo_cli.tasks.worlds.build import make_environment
 from ippo_cli.tasks.worlds.examples import world_examples
 from ippo_cli.types import Example
+
+LONGEST = 100  # turns of a dry run: a protocol may go on until somebody says a certain thing
+PLAYED_TURNS = 3  # of a world: it may be slow
+TRIES = 3  # examples on which an environment that may fail now and then is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,7 @@ class Task:
 
     train: Sequence[Example]
     held_out: Sequence[Example]
+    dry_run: DryRun = field(default_factory=DryRun)  # the beginning of an episode about a training example
 
 
 SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
@@ -56,10 +64,13 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
-    """Read or generate the examples of a task; every agent's templates are tried on the first ones."""
+    """Read or generate the examples of a task; templates and the user's code are tried on the first ones.
+
+    Raises `ConfigError` for what cannot work.
+    """
     train, held_out = SOURCES[config.kind](config, seed)
     _try_templates(config, (train[0], held_out[0]))
-    return Task(train=train, held_out=held_out)
+    return Task(train=train, held_out=held_out, dry_run=dry_run(config, first_examples(train, TRIES), seed))
 
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
@@ -76,6 +87,36 @@ def task_environments(config: TaskConfig) -> Callable[[], Environment]:
     assert isinstance(config, WorldConfig)
     make = ladders(config) if isinstance(config, LadderConfig) else make_environment(config)
     return lambda: TemplatedWorld(make(), config.agents)
+
+
+def attempt(config: TaskConfig, example: Example, seed: int = 0) -> DryRun:
+    """The beginning of an episode before there is any model: the whole of most conversations.
+
+    Raises `ConfigError` where a template names what does not exist by then, and where there is no such environment.
+    """
+    most = LONGEST if isinstance(config, ConversationConfig) else PLAYED_TURNS
+    return dry_episode(task_environments(config)(), example, seed, most)
+
+
+def dry_run(config: TaskConfig, examples: Iterable[Example], seed: int = 0) -> DryRun:
+    """The first attempt at these examples that does not fail, or fails on what stands for answers.
+
+    Raises `ConfigError` as `attempt` does, and where the user's code fails on every example.
+    """
+    shown = DryRun()
+    for example in examples:
+        shown = attempt(config, example, seed)
+        if not shown.to_be_mended:
+            return shown
+    raise ConfigError(told_setting(config), f"fails ({shown.failure})", "mend it")
+
+
+def told_setting(config: TaskConfig) -> str:
+    """What the user wrote to name a protocol or environment: `task.environment=guess.py:make`."""
+    for key in ("protocol", "environment", "env_id", "dataset"):
+        if (value := getattr(config, key, None)) is not None:
+            return f"task.{key}={value}"
+    return f"task.kind={config.kind.value}"
 
 
 def most_turns(config: TaskConfig) -> dict[str, int | None]:
@@ -123,7 +164,7 @@ def workers_of(config: TaskConfig) -> int:
 def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for example in examples:
         if isinstance(config, ConversationConfig):  # what a world tells is known when it does
-            dry_run(config, example)
+            dry_run(config, [example])
         for name, agent in config.agents.items():
             for leaf, template in (("answer", agent.answer), ("warm_start_answer", agent.warm_start_answer)):
                 render_template(template or "", example, f"task.agents.{name}.{leaf}")

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.own_code import name_missing
 from ippo_cli.rewards.located import located
 
 
@@ -18,6 +19,8 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
     """The function or class that a key names; `ConfigError` where there is none."""
     place, _, attribute = name.rpartition(":")
     setting = f"{key}={name}"
+    if not place and name.endswith(".py"):
+        raise ConfigError(*name_missing(key, name))
     if not place:
         raise ConfigError(setting, "does not say where and what", "write path/to/file.py:function or module:function")
     module = _load_file(Path(place), setting) if place.endswith(".py") else _load_module(place, setting)

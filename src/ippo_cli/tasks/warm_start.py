@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Protocol, runtime_checkable
 
 from ippo_cli.config.errors import IppoError
 from ippo_cli.config.schema import PromptConfig
+from ippo_cli.tasks.dry_run import Playable
 from ippo_cli.tasks.environment import Action, Environment
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
@@ -22,15 +22,6 @@ MOST_STEPS = 1 << 16  # of all episodes: those that go on for ever show the same
 
 Lesson = Sequence[tuple[str, str]]
 """One agent's turns of one episode: what it is told, and an answer to that."""
-
-
-@runtime_checkable
-class Playable(Environment, Protocol):
-    """An environment that knows what can be answered."""
-
-    def actions(self) -> Mapping[str, Sequence[str]]:
-        """Legal answers of those who act next; an agent is left out where nobody knows."""
-        ...
 
 
 def played_lessons(

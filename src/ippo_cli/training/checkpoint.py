@@ -7,21 +7,13 @@ removed. A folder without a manifest is no checkpoint.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
-import random
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy
-import torch
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.targets import Algorithm
@@ -29,24 +21,28 @@ from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, Stora
 from ippo_cli.config.schema import CheckpointConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.training.checkpoint_files import (
+    SCHEMA_VERSION,
+    Listing,
+    await_files,
+    commit,
+    listing,
+    newest_intact,
+    pointed,
+    sync_folder,
+    write_pointer,
+)
 from ippo_cli.training.folder import (
-    LISTING_S,
-    MANIFEST,
     all_checkpoints,
     refuse_other_world_size,
     step_name,
     warn,
-    write_atomically,
 )
+from ippo_cli.training.random_streams import restore_rng
 from ippo_cli.training.run import RunState
 
-SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
-ADAM_BYTES = 8  # two float32 moments
 INITIAL = "initial"  # what `best.json` names while no iteration was better than none
-
-Listing = dict[str, dict[str, Any]]
-"""`bytes` and `sha256` of files by their names in the checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -143,30 +139,30 @@ class Checkpoints:
         """Let `best.json` name the weights before training, until an iteration is better."""
         if distributed.is_main() and self.config.best:
             with noting([]):  # a pointer is a convenience
-                _write_pointer(self.folder, "best", INITIAL)
+                write_pointer(self.folder, "best", INITIAL)
 
     def load(self, state: State) -> Path:
         """Restore the newest intact checkpoint into freshly built agents. Raises `ResumeError` where there is none."""
-        found = distributed.on_main(lambda: newest_intact(self.folder))
-        if found is None:
+        folder = distributed.on_main(lambda: newest_intact(self.folder))
+        if folder is None:
             raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
-        stored = json.loads((found / "state.json").read_text())
+        stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
-            raise ResumeError(f"{found} was written by a version with another checkpoint format")
-        refuse_other_world_size(found, distributed.world_size())
+            raise ResumeError(f"{folder} was written by a version with another checkpoint format")
+        refuse_other_world_size(folder, distributed.world_size())
         for name, agent in state.agents.items():
             for learner in agent.learners:
-                learner.engine.load(found / name / f"engine_{learner.stage}")
+                learner.engine.load(folder / name / f"engine_{learner.stage}")
                 learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
-        state.rng = json.loads((found / f"rng_rank_{distributed.rank()}.json").read_text())
+        state.rng = json.loads((folder / f"rng_rank_{distributed.rank()}.json").read_text())
         restore_rng(state.rng)
         self._saved = state.progress.iteration
-        return found
+        return folder
 
     def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
         """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
@@ -210,11 +206,11 @@ class Checkpoints:
             warn(f"checkpoint not saved ({reason})")
 
     def _point(self, checkpoint: str, *, best: bool) -> None:
-        _write_pointer(self.folder, "latest", checkpoint)
+        write_pointer(self.folder, "latest", checkpoint)
         if not self.config.best:  # nothing keeps the one that it named before a resume
             (self.folder / "best.json").unlink(missing_ok=True)
         elif best:
-            _write_pointer(self.folder, "best", checkpoint)
+            write_pointer(self.folder, "best", checkpoint)
         sync_folder(self.folder)
 
     def _prune(self) -> None:
@@ -225,114 +221,6 @@ class Checkpoints:
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
                 shutil.rmtree(doomed)
-
-
-def pointed(folder: Path, name: str) -> Path | None:
-    """The checkpoint that `latest.json` or `best.json` names, if it is there."""
-    try:
-        path = folder / json.loads((folder / f"{name}.json").read_text())["checkpoint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # a pointer is a convenience: the folders themselves say what is there
-    return path if (path / MANIFEST).is_file() else None
-
-
-def newest_intact(folder: Path) -> Path | None:
-    """The newest checkpoint whose every file is as its manifest says; damaged ones are named and passed over."""
-    for path in reversed(all_checkpoints(folder)):
-        damage = damaged(path)
-        if damage is None:
-            return path
-        print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
-    return None
-
-
-def damaged(path: Path) -> str | None:
-    """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is."""
-    try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
-        listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} cannot be read"
-    present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
-    if present != set(listed):
-        return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
-    for name, (size, digest) in listed.items():
-        try:
-            changed = (path / name).stat().st_size != size or sha256_of(path / name) != digest
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-        if changed:
-            return f"{name} has changed"
-    return None
-
-
-def listing(folder: Path, files: Iterable[Path]) -> Listing:
-    """Sizes and sha256 of files that this rank wrote below the folder, which are flushed to the disk."""
-    listed: Listing = {}
-    for file in files:
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-            listed[str(file.relative_to(folder))] = {"bytes": handle.tell(), "sha256": digest}
-    return listed
-
-
-def await_files(folder: Path, wrote: Sequence[Listing]) -> None:
-    """Wait a moment until this rank sees what each rank wrote, in its size. Raises `StorageError` where it does not.
-
-    A network's file system may be late; a folder that is another one on another machine never shows anything.
-    """
-    deadline = time.monotonic() + LISTING_S
-    while absent := list(_absent(folder, wrote)):
-        if time.monotonic() > deadline:
-            rank, name = absent[0]
-            more = f" and {len(absent) - 1} more files" if len(absent) > 1 else ""
-            raise StorageError(
-                f"rank {rank} wrote {name}{more}, and rank 0 does not see it; checkpoints need a folder that all ranks "
-                "share"
-            )
-        time.sleep(0.1)
-    present = {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
-    if others := sorted(present.difference(*wrote)):
-        raise StorageError(f"{folder} has files that no rank wrote: " + " ".join(others[:3]))
-
-
-def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]:
-    """Files that cannot be opened here with the size that their rank reports; opening asks the server anew."""
-    for rank, listed in enumerate(wrote):
-        for name, entry in listed.items():
-            try:
-                with (folder / name).open("rb") as file:
-                    if os.fstat(file.fileno()).st_size == entry["bytes"]:
-                        continue
-            except OSError:
-                pass
-            yield rank, name
-
-
-def commit(temporary: Path, final: Path, files: Listing) -> None:
-    """List the files, which lie on the disk, and give the folder its name."""
-    write_atomically(temporary / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": files}, indent=1))
-    for folder in {temporary, *((temporary / name).parent for name in files)}:
-        sync_folder(folder)
-    if final.exists():  # a damaged one of the same iteration that was passed over on resume
-        shutil.rmtree(final)
-    os.rename(temporary, final)
-    sync_folder(final.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -346,43 +234,6 @@ def noting(failures: list[str]) -> Iterator[None]:
             str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
         )
         failures.append(storage_failure(error) or words)
-
-
-def rng_state() -> dict[str, Any]:
-    """The global random streams as plain data (ours are stateless; rewards of the user's may draw from these)."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = numpy.random.get_state()
-    state = {
-        "python": [version, list(words), gauss],
-        "numpy": [
-            str(kind),
-            base64.b64encode(numpy.asarray(keys).tobytes()).decode(),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = base64.b64encode(torch.cuda.get_rng_state().numpy().tobytes()).decode()
-    return state
-
-
-def restore_rng(state: Mapping[str, Any]) -> None:
-    """Set the streams of `rng_state`."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    numpy.random.set_state(
-        (kind, numpy.frombuffer(base64.b64decode(keys), dtype=numpy.uint32), position, has_gauss, cached)
-    )
-    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch"])), dtype=torch.uint8))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["cuda"])), dtype=torch.uint8))
-
-
-def _write_pointer(folder: Path, name: str, checkpoint: str) -> None:
-    write_atomically(folder / f"{name}.json", json.dumps({"checkpoint": checkpoint}) + "\n")
 
 
 def _mib(size: int) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import Config, ConversationConfig, History
+from ippo_cli.config.schema import Config, History
 from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.protocols import PLACEHOLDER, dry_run
-from ippo_cli.tasks.task import Task, most_turns
-from ippo_cli.training.preview import first_messages
+from ippo_cli.tasks.dry_run import PLACEHOLDER
+from ippo_cli.tasks.task import Task, most_turns, speakers_told_of_examples
+from ippo_cli.tasks.templates import first_message
+from ippo_cli.tasks.warm_start import first_examples
+
+MEASURED = 1024  # training examples, and held-out ones, whose prompts are looked at
+LONGEST = 16  # of these, the longest texts, are tokenised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLength:
-    """The most that one agent may have in an episode. What worlds will say is estimated by what they say first."""
+    """The most that one agent may have in an episode.
+
+    Estimated from the longest prompts about the first examples, and from what is told in the beginning of an episode.
+    """
 
     turns: int | None  # None: no limit is known
     sequence: int  # tokens that are read and written as one sequence, at most the context
@@ -24,11 +31,14 @@ class EpisodeLength:
 def episode_lengths(
     config: Config, task: Task, formats: Mapping[str, PromptFormat], contexts: Mapping[str, int]
 ) -> dict[str, EpisodeLength]:
-    """By agent, of an episode about the first training example."""
+    """By agent; what is said between turns is that of an episode about the first training example."""
     turns = most_turns(config.task)
-    # One turn is as long as the limits say, whatever the example.
-    told = _told(config, task, formats) if any(count != 1 for count in turns.values()) else {}
-    return {name: _length(config, turns[name], told.get(name, []), context) for name, context in contexts.items()}
+    told = _told(config, task, formats)
+    first = _first_prompts(config, task, formats)
+    return {
+        name: _length(config, turns[name], [first[name], *told[name][1:]] if name in first else told[name], context)
+        for name, context in contexts.items()
+    }
 
 
 def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]) -> dict[str, str]:
@@ -46,36 +56,47 @@ def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Map
     return {}
 
 
-def _length(config: Config, turns: int | None, told: list[int], context: int) -> EpisodeLength:
-    prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
+def _length(config: Config, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
+    response = config.rollout.max_new_tokens
+    prompt = min(told[0] if told else config.rollout.max_prompt_tokens, config.rollout.max_prompt_tokens)
     once = min(context, prompt + response)
     if turns == 1 or not told:
         return EpisodeLength(turns=turns, sequence=once, row=once)
     later = [*told[1:], *[told[-1]] * (len(told) if turns is None else turns - len(told))]
     if config.rollout.history is History.latest:
+        longest = min(context, max(told) + response)
         # Without a limit there are as many as a context would hold.
         count = turns or context // (told[-1] + response) + 1
-        return EpisodeLength(turns=turns, sequence=once, row=max(once, count * min(context, max(told) + response)))
+        return EpisodeLength(turns=turns, sequence=longest, row=max(once, count * longest))
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
     return EpisodeLength(turns=turns, sequence=whole, row=whole)
 
 
+def _first_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:
+    """Tokens of the longest prompt about the first examples, of agents whose first prompt depends on those alone."""
+    longest: dict[str, int] = {}
+    for name in speakers_told_of_examples(config.task):
+        agent = config.task.agents[name]
+        examples = [*first_examples(task.train, MEASURED), *first_examples(task.held_out, MEASURED)]
+        messages = sorted((first_message(name, agent, example) for example in examples), key=len)
+        longest[name] = max(_tokens(formats[name], text) for text in messages[-LONGEST:])
+    return longest
+
+
 def _told(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:
     """Tokens of what each agent is told before each of its turns, as far as it is known beforehand."""
-    if not isinstance(config.task, ConversationConfig):
-        messages = first_messages(config, task)
-        longest = max(messages.values(), key=len, default="")  # for those who are told something later
-        return {name: [_tokens(formats[name], messages.get(name, longest))] for name in formats}
     told: dict[str, list[int]] = {name: [] for name in formats}
     said = [PLACEHOLDER.format(agent=name) for name in formats]
-    for name, text, _ in dry_run(config.task, task.train[0]):
+    for name, text, _ in task.dry_run.turns:
         answers = sum(text.count(placeholder) for placeholder in said)  # each as long as an answer may be
         for placeholder in said:
             text = text.replace(placeholder, "")
         told[name].append(_tokens(formats[name], text) + answers * config.rollout.max_new_tokens)
-    return told
+    known = max((lengths[0] for lengths in told.values() if lengths), default=None)
+    # Of a world, those who are told something later may be told as much as the first.
+    return told if known is None else {name: lengths or [known] for name, lengths in told.items()}
 
 
 def _tokens(prompt_format: PromptFormat, text: str) -> int:
-    """Of a text with what a chat template writes around it."""
-    return len(prompt_format.tokenizer(prompt_format.text(text), add_special_tokens=False).input_ids)
+    """Of a text with what a chat template or the tokenizer writes around it."""
+    return len(prompt_format.tokenizer(prompt_format.text(text), add_special_tokens=not prompt_format.chat).input_ids)

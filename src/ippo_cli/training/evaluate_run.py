@@ -30,7 +30,8 @@ from ippo_cli.tasks.task import (
     workers_of,
 )
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.training.checkpoint import INITIAL, damaged, newest_intact
+from ippo_cli.training.checkpoint import INITIAL
+from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically

@@ -178,9 +178,9 @@ def step_name(iteration: int) -> str:
 
 def all_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints below a run's `checkpoints/`, oldest first."""
-    found = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
-    found = [path for path in found if (path / MANIFEST).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    checkpoints = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
+    checkpoints = [path for path in checkpoints if (path / MANIFEST).is_file()]
+    return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def refuse_other_world_size(checkpoint: Path, world_size: int) -> None:

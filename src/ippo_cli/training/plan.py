@@ -95,30 +95,30 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
 
 def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     """One table of what models hold, and one line for the phases, per rank."""
-    _, greatest = memory.greatest
-    unit, size = ("GiB", GIB) if greatest + memory.host >= GIB else ("MiB", MIB)
-
-    def shown(*parts: float) -> list[str]:
-        return [f"{part / size:.2f}" if part < 100 * size else f"{part / size:.1f}" for part in parts]
-
-    rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
+    sizes: dict[str, tuple[int, Sequence[float]]] = {}  # parameters and bytes by model
     for model in memory.trained:
         held = model.memory
-        numbers = shown(held.weights, held.gradients, held.optimizer, held.buckets, held.host)
-        rows.append([model.name, f"{model.shape.parameters / 1e6:.1f} M", *numbers])
+        sizes[model.name] = (
+            model.shape.parameters,
+            [held.weights, held.gradients, held.optimizer, held.buckets, held.host],
+        )
     for frozen in memory.references:
-        rows.append([frozen.name, f"{frozen.shape.parameters / 1e6:.1f} M", *shown(frozen.weights, 0, 0, 0, 0)])
+        sizes[frozen.name] = frozen.shape.parameters, [frozen.weights, 0, 0, 0, 0]
+    unit, size = _unit(max(part for _, parts in sizes.values() for part in parts))
+    rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
+    for name, (parameters, parts) in sizes.items():
+        rows.append([name, f"{parameters / 1e6:.1f} M", *(_number(part, size) for part in parts)])
     width = max(LABEL, *(len(row[0]) + 1 for row in rows))
     for label, *cells in rows:
         print(f"{label:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
-    phases = ", ".join(f"{name} {shown(part)[0]}" for name, part in memory.phases.items())
-    _say("memory", f"{unit} per rank at the greatest moment of each phase: {phases}")
-    certain, host = shown(memory.certain, memory.host)
+    phases = ", ".join(f"{name} {_size(part)}" for name, part in memory.phases.items())
+    _say("memory", f"per rank at the greatest moment of each phase: {phases}")
+    parked = f"; the rollout keeps at most {_size(memory.parked)} of earlier turns" if memory.parked else ""
+    host = f"; and {_size(memory.host)} in host memory" if memory.host else ""
     _say(
         "",
-        f"of these {certain} are weights, gradients and optimizer; the rest is estimated from the longest "
-        f"sequences allowed{f'; the rollout keeps {shown(memory.parked)[0]} of earlier turns' if memory.parked else ''}"
-        f"{f'; and {host} in host memory' if memory.host else ''}",
+        f"of these {_size(memory.certain)} are weights, gradients and optimizer; the rest is estimated from the "
+        f"longest sequences{parked}{host}",
     )
     if machine.device == "cuda":
         _say(
@@ -133,11 +133,11 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
 def _show_disk(config: Config, material: Material, ranks: int) -> None:
     one, most = disk_needs(config, material, ranks)
     free = free_disk(Path(config.output_dir))
-    _say("disk", f"about {_gib(one)} GiB per checkpoint, {_gib(most)} at the most; {_gib(free)} are free")
+    _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most; {_size(free)} are free")
     if most > free:
         print(
-            f"warning: checkpoints need about {_gib(most)} GiB below output_dir={config.output_dir}, which has "
-            f"{_gib(free)}; lower checkpoint.keep, or use another output_dir"
+            f"warning: checkpoints need about {_size(most)} below output_dir={config.output_dir}, which has "
+            f"{_size(free)}; lower checkpoint.keep, or use another output_dir"
         )
 
 
@@ -181,10 +181,10 @@ def _show_episodes(config: Config, material: Material) -> None:
     for name, shapes in material.shapes.items():
         length = shapes.length
         again = f", {length.row} in all its turns together" if length.row != length.sequence else ""
-        said = "estimated from what is told first" if world else "what others may write included"
+        said = "estimated from what is shown below" if world else "what others may write included"
         _say(
             f"{name} context",
-            f"{material.contexts[name]} tokens, of which an episode takes {length.sequence} at the most{again}; {said}",
+            f"{material.contexts[name]} tokens, of which an episode takes up to {length.sequence}{again}; {said}",
         )
 
 
@@ -197,7 +197,7 @@ def _asks_once(config: Config, material: Material) -> bool:
 def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: Material) -> None:
     """What the model reads, special characters spelled out: two first prompts of each agent, or a conversation."""
     if not _asks_once(config, material):
-        _show_conversation(preview(config, task, formats))
+        _show_conversation(preview(task, formats))
         return
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
@@ -208,8 +208,7 @@ def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat
 def _show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
         _say(f"{turn.agent} reads", repr(turn.read))
-        if turn.written is not None:
-            _say(f"{turn.agent} writes", repr(turn.written))
+        _say(f"{turn.agent} writes", repr(turn.written))
     if shown.more:
         _say("", f"... {shown.more} more turn{'' if shown.more == 1 else 's'}")
     if shown.end:
@@ -224,6 +223,20 @@ def _say(label: str, text: str) -> None:
     )
     for number, line in enumerate(lines):
         print((label if number == 0 else " " * len(label)) + line)
+
+
+def _unit(size: float) -> tuple[str, int]:
+    return ("GiB", GIB) if size >= GIB else ("MiB", MIB)
+
+
+def _number(part: float, unit: int) -> str:
+    return f"{part / unit:.2f}" if part < 100 * unit else f"{part / unit:.1f}"
+
+
+def _size(part: float) -> str:
+    """With its own unit: `7.31 MiB`."""
+    unit, size = _unit(part)
+    return f"{_number(part, size)} {unit}"
 
 
 def _gib(size: float) -> str:

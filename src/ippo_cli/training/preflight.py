@@ -40,7 +40,6 @@ from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_o
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import episode_lengths
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
-from ippo_cli.training.preview import first_messages
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -50,7 +49,7 @@ LESS_MEMORY = (
 )
 LOWERED_BY = {
     "load": "use a higher ZeRO stage, or a smaller model",
-    "rollout": "lower rollout.decode_batch_size, rollout.max_prompt_tokens or rollout.max_new_tokens",
+    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, or shorten the prompts",
     "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
     "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
 }
@@ -166,7 +165,7 @@ def fitting_formats(
     known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
     refuse_too_long(known, message, scheduled, "the training data", material.contexts)
     refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
-    for name, told in ({} if known else first_messages(config, task)).items():
+    for name, told in ({} if known else task.dry_run.first).items():
         if name in formats:  # who is no agent is told where episodes fail
             formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
     return formats

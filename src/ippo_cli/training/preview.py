@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from ippo_cli.config.errors import IppoError
-from ippo_cli.config.schema import Config, ConversationConfig
-from ippo_cli.rewards.located import located
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
-from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.protocols import TemplatedWorld, dry_run
-from ippo_cli.tasks.task import Task, task_environments
+from ippo_cli.tasks.task import Task
 from ippo_cli.types import Completion
 
-SHOWN_TURNS = 6  # of a conversation
-PLAYED_STEPS = 3  # of a world
+SHOWN_TURNS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +20,7 @@ class PreviewTurn:
 
     agent: str
     read: str
-    written: str | None  # None: what may be answered is not known
+    written: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,28 +29,15 @@ class Preview:
 
     turns: list[PreviewTurn] = field(default_factory=list)
     more: int = 0  # turns that follow
-    end: str = ""  # how it ended, where it has
+    end: str = ""  # how it ended, if it has
 
 
-def preview(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
-    """A dry run of a protocol, or the first steps of random play in a world that knows what may be answered."""
-    if not isinstance(config.task, ConversationConfig):
-        return _played(config, task, _Reader(formats))
-    spoken, reader = dry_run(config.task, task.train[0]), _Reader(formats)
-    shown = [reader.turn(*turn) for turn in spoken[:SHOWN_TURNS]]
-    return Preview(turns=shown, more=len(spoken) - len(shown))
-
-
-def first_messages(config: Config, task: Task) -> Mapping[str, str]:
-    """What agents are told first about the first example; nothing where that fails, which is told where episodes do."""
-    try:
-        environment = task_environments(config.task)()
-        with closing(environment):
-            return environment.reset(task.train[0], config.seed)
-    except IppoError:
-        raise
-    except (Exception, SystemExit):  # whatever the user's code raises
-        return {}
+def preview(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
+    """The task's dry run, as far as it is shown."""
+    shown, reader = task.dry_run, _Reader(formats)
+    turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
+    end = "fails here with placeholders as answers" if shown.failure else shown.end or "goes on beyond what was tried"
+    return Preview(turns=turns, more=len(shown.turns) - len(turns), end=end)
 
 
 class _Reader:
@@ -69,7 +48,7 @@ class _Reader:
         self._conversations: dict[str, Conversation] = {}
         self._written: dict[str, str] = {}
 
-    def turn(self, agent: str, told: str, written: str | None) -> PreviewTurn:
+    def turn(self, agent: str, told: str, written: str) -> PreviewTurn:
         """What is new to an agent that is told something; all of it where it does not go on from what it has read."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
@@ -81,41 +60,8 @@ class _Reader:
             conversation, said = self._conversations[agent], self._written[agent]
             before = conversation.text + said
             prompt_format.extend([conversation], [_said(said)], [told])
-        self._written[agent] = written or ""
+        self._written[agent] = written
         return PreviewTurn(agent=agent, read=self._conversations[agent].text.removeprefix(before), written=written)
-
-
-def _played(config: Config, task: Task, reader: _Reader) -> Preview:
-    shown = Preview()
-    try:
-        environment = task_environments(config.task)()
-        assert isinstance(environment, TemplatedWorld)
-        with closing(environment):
-            for turn in _play(environment, config, task, reader, shown):
-                shown.turns.append(turn)
-    except IppoError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
-        shown.end = f"failed: {located(error)}"
-    return shown
-
-
-def _play(world: TemplatedWorld, config: Config, task: Task, reader: _Reader, shown: Preview) -> Iterator[PreviewTurn]:
-    luck = random.Random(f"preview {config.seed}")
-    told = world.reset(task.train[0], config.seed)
-    for _ in range(PLAYED_STEPS):
-        offered = world.actions()
-        known = all(offered.get(agent) for agent in told)
-        answers = {agent: luck.choice(offered[agent]) for agent in told} if known else {}
-        for agent, text in told.items():
-            yield reader.turn(agent, text, answers.get(agent))
-        if not known:
-            return
-        step = world.step({agent: Action(text) for agent, text in answers.items()})
-        told = step.observations
-        if step.terminated or step.truncated:
-            shown.end = "ended by itself" if step.terminated else "cut off by the environment's limit"
-            return
 
 
 def _said(text: str) -> Completion:

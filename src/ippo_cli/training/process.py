@@ -31,7 +31,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, rng_state
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
@@ -48,6 +48,7 @@ from ippo_cli.training.preflight import (
     this_machine,
     what_cannot_fit,
 )
+from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer
@@ -162,15 +163,6 @@ def build_trainer(
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
     console.warn(run.note(unusual))
-<<<<<<< HEAD
-=======
-
-    def poll(agent: str, done: int, rows: int) -> None:
-        console.progress(f"{agent} writes", done, rows)
-        preemption.poll()
-
-    continues = goes_on(config)
->>>>>>> fix-episodes
     return Trainer(
         config=config,
         plan=plan,
@@ -238,7 +230,7 @@ def _generator(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config, task.train[0]))
+    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

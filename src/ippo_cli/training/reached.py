@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from ippo_cli.training.checkpoint import State, rng_state
+from ippo_cli.training.checkpoint import State
+from ippo_cli.training.random_streams import rng_state
 
 
 class ReachedPoint:

@@ -11,6 +11,8 @@ from torch import Tensor
 from ippo_cli.rewards.located import located
 from ippo_cli.types import Episode
 
+SCORE_DIGITS = 6  # significant ones
+
 # Keys are documented in docs/episodes.md; a file that was written by one version is read by the next.
 
 
@@ -40,7 +42,7 @@ def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]]) -> dict
                 "observation": turn.observation,
                 "response": turn.completion.text,
                 "cut": not turn.completion.finished,
-                "score": _number(next(left[turn.agent])),
+                "score": _score(next(left[turn.agent])),
             }
             for turn in episode.turns
         ],
@@ -58,8 +60,14 @@ def _part(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
     return {
         "prompt": own[-1].observation if own else None,
         "response": own[-1].completion.text if own else None,
-        "score": _number(sum(scores)) if own else None,
+        "score": _score(sum(scores)) if own else None,
     }
+
+
+def _score(value: float) -> float | None:
+    """Scores are added up in float32: what lies beyond its digits is rounding, and nothing that was paid."""
+    known = _number(value)
+    return known if known is None or known.is_integer() else float(f"{known:.{SCORE_DIGITS}g}")
 
 
 def _number(value: float) -> float | None:

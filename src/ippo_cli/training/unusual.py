@@ -22,6 +22,7 @@ from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task
 from ippo_cli.tasks.templates import first_message
+from ippo_cli.tasks.worlds.build import newer_environment
 from ippo_cli.types import Example
 
 Row = Mapping[str, float]
@@ -45,7 +46,16 @@ def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
 def unusual_start(config: Config, plan: Arithmetic, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, str]:
     """What is unusual before the first iteration."""
     unused = unused_templates(formats, config.task.agents, task.train[0])
-    return unusual_settings(Settings(config=config, plan=plan, train_rows=len(task.train), unused_templates=unused))
+    return unusual_settings(
+        Settings(
+            config=config,
+            plan=plan,
+            train_rows=len(task.train),
+            unused_templates=unused,
+            dry_failure=task.dry_run.failure,
+            newer_environment=newer_environment(config.task) if isinstance(config.task, WorldConfig) else None,
+        )
+    )
 
 
 def unused_templates(

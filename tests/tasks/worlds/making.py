@@ -71,10 +71,10 @@ def pettingzoo(
 
 
 def reasoning_gym(
-    dataset: str | None, num_turns: int = 1, *, tag: str | None = None, **arguments: Any
+    dataset: str | None, num_turns: int = 1, *, tag: str | None = None, agents: str = "solo", **arguments: Any
 ) -> ReasoningGymConfig:
     return ReasoningGymConfig(
-        **common("solo"), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
+        **common(agents), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
     )
 
 

@@ -76,13 +76,16 @@ def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> No
 def test_random_play_of_questions_gives_no_solution_away() -> None:
     config = reasoning_gym("spell_backward")
     pairs = random_turns(config, 0, 50)
+    assert len(pairs) == 50
     right = [answer == told.rsplit(" ", 1)[-1][::-1] for told, answer in pairs]
     assert not any(right)
     assert all(answer.isalpha() for _, answer in pairs)
 
 
 def test_random_play_of_a_game_names_free_squares() -> None:
-    for board, square in random_turns(WORLDS["tictactoe"], 0, 30):
+    turns = random_turns(WORLDS["tictactoe"], 0, 30)
+    assert len(turns) > 60, "every game has more than two moves"
+    for board, square in turns:
         assert board[int(square)] == "."
 
 

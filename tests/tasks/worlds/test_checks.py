@@ -58,6 +58,7 @@ def test_a_world_that_names_nothing_is_refused(config: WorldConfig, message: str
     ("config", "message"),
     [
         (gymnasium("FrozenLake-v1", agents="a b"), r"task.agents=\{a,b\} are several, and an environment of gymnasium"),
+        (reasoning_gym("chain_sum", agents="a b"), r"task.agents=\{a,b\} are several, and a question of reasoning_gym"),
         (reasoning_gym("chain_sum", 0), "task.num_turns=0 leaves no turn"),
     ],
 )
@@ -100,6 +101,8 @@ for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds)
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_yaml_of_a_world_sets_every_key_of_its_schema_and_no_other(name: str) -> None:
-    common = yaml.safe_load((ROOT / "conf" / "base" / "world.yaml").read_text())
-    written = common | yaml.safe_load((ROOT / "conf" / "task" / f"{name}.yaml").read_text())["task"]
+    folder = ROOT / "conf"
+    written = yaml.safe_load((folder / "base" / "world.yaml").read_text())
+    for group in ("base", "task"):
+        written |= yaml.safe_load((folder / group / f"{name}.yaml").read_text())["task"]
     assert set(written) == {field.name for field in dataclasses.fields(KINDS[name])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from making import INVALID, act, row
 from making import gymnasium as configured
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.worlds.build import make_environment
+from ippo_cli.tasks.worlds.build import make_environment, newer_environment
 
 FROZEN = {"is_slippery": False}
 
@@ -175,7 +177,17 @@ def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (configured("FrozenLake-v7"), "task.env_id=FrozenLake-v7 .* cannot be made"),
+        (
+            configured("FrozenLake-v7"),
+            "^task.env_id=FrozenLake-v7 is a version that is not there .any more.; use FrozenLake-v1$",
+        ),
+        (configured("Taxi-v3"), "use Taxi-v4$"),
+        (configured("FrozenLake"), "^task.env_id=FrozenLake names no version; use FrozenLake-v1$"),
+        (
+            configured("frozenlak-v1"),
+            "^task.env_id=frozenlak-v1 is no environment of Gymnasium; use FrozenLake.*-v1.*; python -c",
+        ),
+        (configured("nowhere:Lake-v0"), "cannot be made .ModuleNotFoundError: No module named 'nowhere'"),
         (configured("FrozenLake-v1", is_wet=True), "task.environment_args={'is_wet': True} cannot be made"),
         (configured("FrozenLake-v1", map_name=None), "draws a map of its own in every process; give"),
         (configured("Steered-v0"), "has actions that are no choice from a list"),
@@ -186,6 +198,19 @@ def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
 def test_what_cannot_be_text_is_refused(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment(config)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("env_id", ["CartPole-v0", "FrozenLake-v0", "FrozenLake", "Blackjack-v1"])
+def test_the_package_warns_of_nothing_on_its_own(env_id: str) -> None:
+    with suppress(ConfigError):
+        make_environment(configured(env_id))().reset(row(0), 0)
+
+
+def test_an_older_version_that_is_still_there_is_known_as_such() -> None:
+    assert newer_environment(configured("CartPole-v0")) == "CartPole-v1"
+    assert newer_environment(configured("CartPole-v1")) is None
+    assert newer_environment(configured("Gadget-v0")) is None
 
 
 def test_a_wrapper_that_changes_what_is_seen_stays_and_takes_the_known_wording_away() -> None:

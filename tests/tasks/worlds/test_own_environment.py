@@ -34,7 +34,8 @@ class Guess:
         guess = int(action)
         right = guess == self.number
         told = "yes" if right else "higher" if guess < self.number else "lower"
-        return told, float(right), right, False, {"distance": abs(guess - self.number), "note": "text", "right": right}
+        info = {"distance": abs(guess - self.number), "note": "text", "right": right, "seen": [], "who": None}
+        return told, float(right), right, False, info
 
     def actions(self):
         return [str(digit) for digit in range(self.digits)]
@@ -81,6 +82,10 @@ class Odd(Relay):
 
     def step(self, action):
         return self.then
+
+
+def second():
+    return Odd(({"two": "go"}, {}), ({"two": "x"}, {}, False, False, {}))
 
 
 def begins(kind):
@@ -170,6 +175,12 @@ def test_an_episode_is_cut_at_max_turns(file: str) -> None:
         assert [act(world, solo="x").truncated for _ in range(3)] == [False, False, True]
 
 
+def test_max_turns_are_those_of_whoever_had_most(file: str) -> None:
+    world = make_environment(own(f"{file}:second", "one two", max_turns=2))()
+    world.reset(row(0), 0)
+    assert [act(world, two="x").truncated for _ in range(2)] == [False, True]
+
+
 def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str) -> None:
     world = make_environment(own(f"{file}:Named", "one two"))()
     world.reset(row(0), 0)
@@ -198,11 +209,14 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
         ([({"one": False, "two": False}, {"one": False}), (False, False)], "truncated", []),
     ],
 )
-def test_whose_own_part_is_over_may_be_told_by_agent(file: str, ends: list[Any], over: str, finished: list[str]) -> None:
+def test_whose_own_part_is_over_may_be_told_by_agent(
+    file: str, ends: list[Any], over: str, finished: list[str]
+) -> None:
     world = make_environment(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
     world.reset(row(0), 0)
     first, last = (act(world, one="x", two="x") for _ in range(2))
-    assert not (first.terminated or first.truncated)
+    assert not first.terminated
+    assert not first.truncated
     assert [name for name in ("terminated", "truncated") if getattr(last, name)] == [over]
     played = episode(terminated=last.terminated, unfinished=last.unfinished, ended=last.ended)
     assert [name for name in ("one", "two") if played.finished(name)] == finished
@@ -265,9 +279,13 @@ def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, age
     ("name", "arguments", "message"),
     [
         ("{file}:makes", {}, "task.environment=.*:makes names no function in .*; it has: .*make"),
-        ("{file}", {}, "task.environment=.* does not say where and what"),
+        (
+            "{file}",
+            {},
+            "task.environment=.*my_env.py names a file, and not what in it; use task.environment=.*my_env.py:Guess or ",
+        ),
         ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is no file"),
-        ("{file}:make", {"digits": 1}, r"cannot be made \(.*my_env.py:31: ValueError: two digits at least\)"),
+        ("{file}:make", {"digits": 1}, r"cannot be made \(.*my_env.py:32: ValueError: two digits at least\)"),
         ("{file}:make", {"letters": 1}, r"cannot be made \(.*unexpected keyword argument 'letters'"),
         ("{file}:nothing", {}, "returned a object, which has no reset, step, close"),
     ],

@@ -220,7 +220,17 @@ def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (pettingzoo("classic/checkers_v1"), "task.env_id=classic/checkers_v1 .* cannot be made"),
+        (
+            pettingzoo("classic/checkers_v1"),
+            "^task.env_id=classic/checkers_v1 is no game of PettingZoo; use .*classic/chess_v6",
+        ),
+        (pettingzoo("tictactoe_v3"), "is no game of PettingZoo; use classic/tictactoe_v3"),
+        (
+            pettingzoo("classic/tictactoe_v2"),
+            "^task.env_id=classic/tictactoe_v2 is a version .*; use classic/tictactoe_v3$",
+        ),
+        (pettingzoo("classic/tictactoe"), "names no version; use classic/tictactoe_v3$"),
+        (pettingzoo("classic/tictactoe-v1"), "use classic/tictactoe_v3$"),
         (pettingzoo(HANDS, rounds=3), "{'rounds': 3} cannot be made"),
         (pettingzoo(TICTACTOE, "a b c"), "are more than the 2 seats of task.env_id=classic/tictactoe_v3"),
         (pettingzoo(TICTACTOE, seat=2), "task.seat=2 is no seat .*; use one of 0 1 alternate"),

@@ -11,7 +11,7 @@ from ippo_cli.config.schema import (
     ReasoningGymConfig,
     WorldConfig,
 )
-from ippo_cli.tasks.warm_start import Playable
+from ippo_cli.tasks.dry_run import Playable
 from ippo_cli.tasks.worlds.checks import check_world
 
 
@@ -39,3 +39,12 @@ def make_environment(config: WorldConfig) -> Callable[[], Playable]:
     from ippo_cli.tasks.worlds.own_environment import own_environments
 
     return own_environments(config)
+
+
+def newer_environment(config: WorldConfig) -> str | None:
+    """The newest version of the environment, where an older one is configured that the package still has."""
+    if not isinstance(config, GymnasiumConfig) or config.env_id is None:
+        return None
+    from ippo_cli.tasks.worlds.gymnasium_world import newer_environment as newer
+
+    return newer(config.env_id)

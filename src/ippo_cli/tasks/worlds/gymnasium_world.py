@@ -20,8 +20,11 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
+from ippo_cli.tasks.worlds.ids import newer_version, refuse_unknown
 from ippo_cli.tasks.worlds.spaces import numbers, unwritable
 from ippo_cli.types import Example
+
+gymnasium.logger.min_level = gymnasium.logger.ERROR  # what it warns of is told where ids are checked
 
 TABULAR = (FrozenLakeEnv, CliffWalkingEnv, TaxiEnv)
 PADS = ("R", "G", "Y", "B")
@@ -94,6 +97,15 @@ class GymnasiumWorld:
 
 def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    assert config.env_id is not None
+    if ":" not in config.env_id:  # a module registers its own when it is imported
+        refuse_unknown(
+            f"task.env_id={config.env_id}",
+            config.env_id,
+            gymnasium.registry,
+            kind="environment of Gymnasium",
+            listing="import gymnasium; gymnasium.pprint_registry()",
+        )
     first = _make(config)
     known = _known(first)
     actions = _action_texts(config, first.action_space, known)
@@ -114,6 +126,11 @@ def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
     return world
 
 
+def newer_environment(env_id: str) -> str | None:
+    """The newest version of an environment that is given in an older one."""
+    return newer_version(env_id, gymnasium.registry)
+
+
 def _make(config: GymnasiumConfig) -> gymnasium.Env:
     assert config.env_id is not None
     given = f"task.env_id={config.env_id} task.environment_args={config.environment_args}"
@@ -122,9 +139,8 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
     except Exception as error:  # whatever the environment's own code raises
         raise ConfigError(
             given,
-            f"cannot be made ({type(error).__name__}: {error})",
-            "its documentation names its arguments; "
-            "python -c 'import gymnasium; gymnasium.pprint_registry()' lists ids",
+            f"cannot be made ({type(error).__name__}: {error!s:.300})",
+            "its documentation names its arguments and what it needs",
         ) from error
     if isinstance(env.unwrapped, FrozenLakeEnv) and env.spec is not None:
         arguments = {"map_name": "4x4"} | env.spec.kwargs

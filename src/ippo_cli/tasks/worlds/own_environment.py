@@ -12,7 +12,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OwnEnvironmentConfig
 from ippo_cli.rewards.contract import part_name
 from ippo_cli.rewards.located import located
-from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environment import Action, Step, WrongReturn
 from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
@@ -40,8 +40,8 @@ class OwnEnvironment:
     nothing). `terminated` and `truncated` may be dicts as well, of those whose own part ends: then the episode is over
     when everybody's is. Once it has ended, the observations are what agents see last. Numbers in `info` are logged.
 
-    A `step` with a parameter `finished` is told as well whether the answer ended by itself (with several agents a dict);
-    what becomes of one that was cut is for the environment to say.
+    A `step` with a parameter `finished` is told whether the answer ended by itself (with several agents: a dict); what
+    becomes of one that was cut is for the environment to say.
     """
 
     def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
@@ -55,7 +55,7 @@ class OwnEnvironment:
         """The example's seed is the one that `reset` is given: with equal actions, an example always goes alike."""
         result = self.environment.reset(seed=example["seed"])
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
+            raise WrongReturn(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
         self.turns: Counter[str] = Counter()
         self.ended: set[str] = set()  # agents whose own part has terminated
         self.cut: set[str] = set()  # agents whose own part was truncated
@@ -70,7 +70,7 @@ class OwnEnvironment:
         finished = self._given({agent: action.finished for agent, action in actions.items()})
         result = self.environment.step(texts, **({"finished": finished} if self.hears_of_cuts else {}))
         if not isinstance(result, tuple) or len(result) != 5:
-            raise TypeError(
+            raise WrongReturn(
                 f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_kind(result)}"
             )
         told, reward, terminated, truncated, info = result
@@ -107,13 +107,15 @@ class OwnEnvironment:
         self.by_agent = not isinstance(told, str)
         observations = {self.agents[0]: told} if isinstance(told, str) else told
         if isinstance(told, str) and len(self.agents) > 1:
-            raise TypeError(f"{self.name}: {method} must return a dict from agent to text: the task has several agents")
+            raise WrongReturn(
+                f"{self.name}: {method} must return a dict from agent to text: the task has several agents"
+            )
         if not isinstance(observations, Mapping):
-            raise TypeError(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
+            raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
         for agent, text in observations.items():
             self._check_agent(agent, method)
             if not isinstance(text, str):
-                raise TypeError(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
+                raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
         return observations
 
     def _given(self, by_agent: Mapping[str, Any]) -> Any:
@@ -131,7 +133,7 @@ class OwnEnvironment:
     def _rewards(self, reward: Any) -> Mapping[str, float]:
         if not isinstance(reward, Mapping):
             if len(self.agents) > 1:
-                raise TypeError(f"{self.name}: step must return rewards by agent: the task has several agents")
+                raise WrongReturn(f"{self.name}: step must return rewards by agent: the task has several agents")
             reward = {self.agents[0]: reward}
         for agent in reward:
             self._check_agent(agent, "step")
@@ -149,7 +151,9 @@ def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironmen
     def environment() -> OwnEnvironment:
         made = make(**config.environment_args)
         if missing := [method for method in METHODS if not callable(getattr(made, method, None))]:
-            raise TypeError(f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}")
+            raise WrongReturn(
+                f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}"
+            )
         return OwnEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
+from ippo_cli.tasks.worlds.ids import refuse_unknown
 from ippo_cli.tasks.worlds.spaces import MASK, numbers, unwritable
 from ippo_cli.types import Example
 
@@ -257,6 +259,14 @@ class ParallelWorld(PettingzooWorld):
 
 def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    assert config.env_id is not None
+    refuse_unknown(
+        f"task.env_id={config.env_id}",
+        _as_documented(config.env_id),
+        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
+        kind="game of PettingZoo",
+        listing="import pettingzoo; pettingzoo.pprint_registry()",
+    )
     if config.illegal_move is IllegalMove.lose:  # one warning for each illegal move, otherwise
         logging.getLogger(EnvLogger.__module__).setLevel(logging.ERROR)
     first = _make(config)
@@ -300,10 +310,14 @@ def _make(config: PettingzooConfig) -> Any:
     except Exception as error:  # whatever the registry's or the environment's own code raises
         raise ConfigError(
             f"task.env_id={config.env_id} task.environment_args={config.environment_args}",
-            f"cannot be made ({type(error).__name__}: {error})",
-            "its documentation names its arguments; "
-            "python -c 'import pettingzoo; pettingzoo.pprint_registry()' lists ids",
+            f"cannot be made ({type(error).__name__}: {error!s:.300})",
+            "its documentation names its arguments and what it needs",
         ) from error
+
+
+def _as_documented(env_id: str) -> str:
+    """`classic/tictactoe_v3`, as the package's pages write what its registry has as `classic/tictactoe-v3`."""
+    return re.sub(r"-(v\d+)$", r"_\1", env_id)
 
 
 def _check_seats(config: PettingzooConfig, env: Any) -> None:

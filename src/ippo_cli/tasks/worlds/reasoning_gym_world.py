@@ -16,6 +16,7 @@ from reasoning_gym.utils import extract_answer
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ReasoningGymConfig
 from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.worlds.ids import refuse_unknown
 from ippo_cli.types import Example
 
 OURS = ("seed", "size")  # settings of a dataset that follow from the run's
@@ -123,12 +124,14 @@ class ReasoningGymWorld:
 
 def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGymWorld]:
     """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
-    if config.dataset not in DATASETS:
-        raise ConfigError(
-            f"task.dataset={config.dataset}",
-            "is no dataset of reasoning_gym",
-            "use one of " + " ".join(sorted(DATASETS)),
-        )
+    assert config.dataset is not None
+    refuse_unknown(
+        f"task.dataset={config.dataset}",
+        config.dataset,
+        DATASETS,
+        kind="dataset of reasoning_gym",
+        listing="from reasoning_gym.factory import *; print(*sorted(DATASETS))",
+    )
     given = f"task.dataset_args={config.dataset_args}"
     settings = [field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in OURS]
     for name in config.dataset_args:

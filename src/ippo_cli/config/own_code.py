@@ -1,0 +1,29 @@
+"""Names of functions and classes in files of the user's, read without running them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+OFFERED = 8
+
+
+def named_in(file: Path) -> list[str]:
+    """Functions and classes that a file defines, in its order; none where it cannot be read as Python."""
+    try:
+        nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node.name for node in nodes if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def name_missing(key: str, value: str) -> tuple[str, str, str]:
+    """Setting, rule and remedy for a key whose value names a file and nothing in it."""
+    there = named_in(Path(value))[:OFFERED]
+    remedy = " or ".join(f"{key}={value}:{name}" for name in there[:2]) if there else f"write {key}={value}:NAME"
+    return (
+        f"{key}={value}",
+        "names a file, and not what in it",
+        f"use {remedy}{'; it has: ' + ' '.join(there) if len(there) > 2 else ''}" if there else remedy,
+    )

@@ -1,0 +1,90 @@
+"""A YAML file of the user's as nodes that know their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+from ippo_cli.config.errors import ConfigError
+
+QUOTES = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of the user's: where it lies, which group it is an option of, and its text."""
+
+    path: Path
+    group: str
+    text: str
+
+    def refuse(self, node: yaml.Node | int, key: str, rule: str, remedy: str) -> NoReturn:
+        line = node if isinstance(node, int) else node.start_mark.line + 1
+        raise ConfigError(f"{shortest(self.path)}, line {line}: {key}", rule, remedy)
+
+
+def shortest(path: Path) -> str:
+    """A path relative to where one stands, if it lies below."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(shortest(path), f"cannot be read ({error})", "it must be a text file in UTF-8") from error
+
+
+def tree_of(source: Source) -> yaml.MappingNode:
+    """The file's nodes, with their lines; no key stands twice in one mapping."""
+    try:
+        root = yaml.compose(source.text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        shown = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
+        if "'\\t'" in str(error.problem):
+            source.refuse(line, shown, "begins with a tab", "indent with spaces")
+        source.refuse(line, shown, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTES}")
+    except yaml.YAMLError as error:
+        source.refuse(1, "", f"is no YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
+    if root is None:  # nothing, or comments alone
+        raise ConfigError(shortest(source.path), "is empty", "ippo-train --new-task FILE writes one to start from")
+    if not isinstance(root, yaml.MappingNode):
+        source.refuse(root, spelled(source, root), "is no mapping", "write 'key: value' lines")
+    _refuse_duplicates(source, root)
+    return root
+
+
+def _refuse_duplicates(source: Source, node: yaml.Node) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for part in node.value:
+            _refuse_duplicates(source, part)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            source.refuse(key, spelled(source, key), "is no key", QUOTES)
+        if key.value in lines:
+            source.refuse(key, key.value, f"stands twice; first in line {lines[key.value]}", "keep one of them")
+        lines[key.value] = key.start_mark.line + 1
+        _refuse_duplicates(source, value)
+
+
+def items(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+    yield from ((key.value, value) for key, value in node.value if key.value != "<<")
+
+
+def lines_of(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
+    """Keys and values, with the line of the key."""
+    yield from ((key.value, value, key.start_mark.line + 1) for key, value in node.value if key.value != "<<")
+
+
+def spelled(source: Source, node: yaml.Node) -> str:
+    """A node as it stands in the file, on one line."""
+    return " ".join(source.text[node.start_mark.index : node.end_mark.index].split())[:60]

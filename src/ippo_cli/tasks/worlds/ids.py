@@ -1,0 +1,55 @@
+"""Names in a package's registry: what would work where one is not there, and whether there is a newer version."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+
+from ippo_cli.config.errors import ConfigError
+
+VERSION = re.compile(r"[-_]v(\d+)$")
+OFFERED = 3
+
+
+def refuse_unknown(setting: str, name: str, known: Collection[str], *, kind: str, listing: str) -> None:
+    """Raise `ConfigError` for a name that is not registered as it stands; `listing` is the code that prints all names.
+
+    A name without its version is refused where there are versions: which one is the newest changes with the package.
+    """
+    if name in known:
+        return
+    versions = _versions(name, known)
+    if versions:
+        rule = "is a version that is not there (any more)" if VERSION.search(name) else "names no version"
+        raise ConfigError(setting, rule, f"use {versions[-1]}")
+    raise ConfigError(setting, f"is no {kind}", f"use {_closest(name, known)}; python -c '{listing}' lists all")
+
+
+def newer_version(name: str, known: Collection[str]) -> str | None:
+    """The newest version of what a name names, where the name is that of an older one."""
+    versions = _versions(name, known)
+    return versions[-1] if versions and VERSION.search(name) and versions[-1] != name else None
+
+
+def _versions(name: str, known: Collection[str]) -> list[str]:
+    """All registered versions, oldest first."""
+    bare = VERSION.sub("", name)
+    return sorted((one for one in known if VERSION.sub("", one) == bare), key=_version)
+
+
+def _version(name: str) -> int:
+    found = VERSION.search(name)
+    return int(found[1]) if found else -1
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    """The most similar names, the most similar first; a part of one counts: `tictactoe`."""
+    words = {VERSION.sub("", one).casefold(): one for one in sorted(known, key=_version)}
+    words |= {word.rpartition("/")[2]: one for word, one in words.items()}
+    wanted = VERSION.sub("", name).casefold()
+    parts = (wanted, wanted.rpartition("/")[2])
+    found = [word for part in parts for word in difflib.get_close_matches(part, words, n=OFFERED, cutoff=0.5)]
+    found.sort(key=lambda word: -max(difflib.SequenceMatcher(None, part, word).ratio() for part in parts))
+    offered = list(dict.fromkeys(words[word] for word in found))[:OFFERED] or sorted(known)[:OFFERED]
+    return offered[0] if len(offered) == 1 else f"{', '.join(offered[:-1])} or {offered[-1]}"

@@ -1,0 +1,15 @@
+"""What is wrong with a run's task, environment or reward, told before anything is written or any model looked at."""
+
+from __future__ import annotations
+
+from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.schema import Config
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.tasks.task import load_task
+
+
+def refuse_untrainable(config: Config, ranks: int) -> None:
+    """Raise what training would raise of the data, the user's code and the sizes."""
+    task = load_task(config.task, config.seed)
+    build_reward(config.reward, config.task.agents)
+    arithmetic(config, ranks, len(task.train))
