@@ -279,7 +279,7 @@ class Trainer:
             self.console.warn(self.run.note({rule: text}))
 
     def _look_at_payments(self, iteration: int, episodes: Sequence[Episode]) -> None:
-        """Whether a protocol of the user's pays and the reward asks about that: say so where only one of both is true."""
+        """Say so where a protocol of the user's pays and the reward does not ask about it, or the other way round."""
         task = self.config.task
         if not isinstance(task, ConversationConfig) or task.protocol in PROTOCOLS:
             return
@@ -295,8 +295,8 @@ class Trainer:
             self._say_once(
                 "nobody_paid",
                 f"reward=environment is what is paid, and task.protocol={task.protocol} paid nobody in the "
-                f"{self.config.rollout.buffer_size} episodes of the first iteration; let it return what agents are paid "
-                "(0.0 included, and this is not said again), or use another reward",
+                f"{self.config.rollout.buffer_size} episodes of the first iteration; let it return what agents are "
+                "paid, 0.0 included, or use another reward",
             )
 
     def _evaluate(self) -> Evaluation:
