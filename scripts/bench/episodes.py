@@ -241,9 +241,11 @@ PROOFS: dict[str, Proof] = {
             "classic/tictactoe_v3",
             *SHARED,
             "actor.warm_start_steps=1500",  # random play is legal: it shows which squares are free
+            "actor.lr_schedule=cosine",
+            "actor.min_lr_ratio=0.1",
             "algorithm.kl.loss.coef=0.02",
             "task.invalid_reward=-0.3",
-            "num_iterations=200",
+            "num_iterations=120",
         ),
         ways={"ppo": ()},
         references=between(tictactoe),
