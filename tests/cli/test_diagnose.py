@@ -76,6 +76,21 @@ def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
     assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is no key; did you mean actor.learning_rate")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ippo-train resume=outputs/default/20261122-042023-6e290b",
+        "ippo-train -m resume=multirun/2026-11-22",
+        "python -c 'import gymnasium; gymnasium.pprint_registry()'",
+    ],
+)
+def test_a_command_to_be_copied_stays_on_one_line(command: str) -> None:
+    for before in range(40, 120, 7):
+        lines = block(f"{'x ' * (before // 2)}; go on with: {command}; or not").splitlines()
+        assert any(command in line for line in lines)
+        assert max(map(len, lines)) <= 110
+
+
 def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
     text = block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
     assert len(text.splitlines()) <= MAX_LINES

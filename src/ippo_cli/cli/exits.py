@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -26,6 +27,8 @@ from ippo_cli.config.errors import (
 
 MAX_LINES = 12
 WIDTH = 110
+COMMAND = re.compile(r"ippo-\w+(?: -m| [\w.+~/-]+=[^\s;,]+)+|python -c '[^']*'")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
@@ -86,8 +89,14 @@ def block(message: str) -> str:
     """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
     shown = message[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
     spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in shown]
-    lines = [part for line in spelled for part in textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""]]
+    lines = [part for line in spelled for part in _wrapped(line) or [""]]
     return "\n".join(lines[:MAX_LINES])
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line in parts of a terminal's width; a command to be copied stays whole where it fits into one."""
+    whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
+    return [part.replace(NO_BREAK, " ") for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False)]
 
 
 def _place(error: ConfigError, argv: Sequence[str]) -> str:
