@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +126,15 @@ def test_curves_that_cannot_be_drawn_cost_no_row(
     run.finish("done")
     assert len((small_disk / "metrics.jsonl").read_text().splitlines()) == 200
     assert len(list((small_disk / "tb").iterdir())) == 2
+
+
+def test_a_first_evaluation_of_nothing_is_beaten_by_any_score(tmp_path: Path, tracker) -> None:
+    for resumed in (False, True):
+        run = Run(tmp_path, tracker, RunState())
+        run.evaluated(0, "sampled/score", {"sampled/score": math.nan})
+        assert json.loads((tmp_path / "run.json").read_text())["evaluation"]["best"]["score"] is None
+        if resumed:
+            run = Run(tmp_path, tracker, state_before(tmp_path))
+        assert run.evaluated(1, "sampled/score", {"sampled/score": -1.0})
+        assert not run.evaluated(2, "sampled/score", {"sampled/score": math.nan})
+        assert run.state.evaluation["best"]["score"] == -1.0

@@ -181,8 +181,9 @@ class Run:
     def evaluated(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
         """Note an evaluation; True where it is the best one so far."""
         entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
-        best = self.state.evaluation.get("best")
-        improved = best is None or entry["score"] > best["score"]
+        best = self.state.evaluation.get("best", {}).get("score")
+        # Where nothing was scored that is no number, and null when it is read again.
+        improved = best is None or math.isnan(best) or entry["score"] > best
         self.state.evaluation.setdefault("first", entry)
         self.state.evaluation["last"] = entry
         if improved:
@@ -236,4 +237,13 @@ def _quietly(args: threading.ExceptHookArgs) -> None:
 
 
 def _text(state: RunState) -> str:
-    return json.dumps(asdict(state), indent=1) + "\n"
+    return json.dumps(_finite(asdict(state)), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """What JSON can say of it: null stands for numbers that are none."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

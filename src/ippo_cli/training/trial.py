@@ -9,7 +9,12 @@ from ippo_cli.tasks.task import load_task
 
 
 def refuse_untrainable(config: Config, ranks: int) -> None:
-    """Raise what training would raise of the data, the user's code and the sizes."""
+    """Raise what training would raise of the data, the user's code and the sizes.
+
+    A reward is made where training is in this process. One that starts ranks stays beside them, and a reward may hold a
+    model: there the ranks tell what is wrong with it.
+    """
     task = load_task(config.task, config.seed)
-    build_reward(config.reward, config.task.agents)
+    if ranks == 1:
+        build_reward(config.reward, config.task.agents)
     arithmetic(config, ranks, len(task.train))

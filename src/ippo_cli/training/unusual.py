@@ -224,7 +224,7 @@ def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
 def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
     last = rows[-FIRST:]
     shares = {
-        name: min(row.get(f"{name}/rollout/cut_share", 0.0) for row in last) if len(last) == FIRST else 0.0
+        name: min(_there(row.get(f"{name}/rollout/cut_share")) for row in last) if len(last) == FIRST else 0.0
         for name in config.task.agents
     }
     names = [name for name, share in shares.items() if share > MANY]
@@ -247,6 +247,11 @@ def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
     """The agents of whom something is true, in words; empty where it is true of none."""
     names = [name for name in config.task.agents if wanted(name)]
     return listed(names) if names else ""
+
+
+def _there(share: float | None) -> float:
+    """A share, and 0 where there is none."""
+    return 0.0 if share is None or math.isnan(share) else share
 
 
 def _mean(key: str, rows: Sequence[Row]) -> float:
