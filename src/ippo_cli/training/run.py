@@ -44,7 +44,7 @@ def state_before(folder: Path) -> RunState:
             known["state"],
             known["wall_seconds"],
             known["iterations"],
-            known["evaluation"],
+            {name: _with_nan(numbers) for name, numbers in known["evaluation"].items()},
             warnings=known.get("warnings", {}),
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -145,7 +145,7 @@ class Run:
         with self.metrics_file.open() as file:
             rows = [json.loads(line) for line in deque(file, maxlen=count)]
         iterations = [row for row in rows if row["iteration"]]
-        return [{key: math.nan if value is None else value for key, value in row.items()} for row in iterations]
+        return [_with_nan(row) for row in iterations]
 
     def note(self, unusual: Mapping[str, str]) -> list[str]:
         """Keep what was found unusual; of that, what was not said before in this run."""
@@ -182,8 +182,7 @@ class Run:
         """Note an evaluation; True where it is the best one so far."""
         entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
         best = self.state.evaluation.get("best", {}).get("score")
-        # Where nothing was scored that is no number, and null when it is read again.
-        improved = best is None or math.isnan(best) or entry["score"] > best
+        improved = best is None or math.isnan(best) or entry["score"] > best  # NaN: nothing was scored
         self.state.evaluation.setdefault("first", entry)
         self.state.evaluation["last"] = entry
         if improved:
@@ -238,6 +237,11 @@ def _quietly(args: threading.ExceptHookArgs) -> None:
 
 def _text(state: RunState) -> str:
     return json.dumps(_finite(asdict(state)), indent=1, allow_nan=False) + "\n"
+
+
+def _with_nan(row: Mapping[str, float | None]) -> dict[str, float]:
+    """A row of numbers as it was before null stood for those that are none."""
+    return {key: math.nan if value is None else value for key, value in row.items()}
 
 
 def _finite(value: Any) -> Any:
