@@ -46,7 +46,7 @@ def test_greedy_episodes_are_played_with_the_luck_of_those_that_they_are_a_basel
     with a_trainer(tmp_path, "algorithm=remax", "task.num_turns=2", "rollout.max_new_tokens=3") as trainer:
         trainer.environments = EnvironmentPool(Noted)
         experience, _ = trainer.experience(4, Stopwatch())
-        assert trainer.state.agents["low"].actor.objective.response_budget == 6
+        assert trainer.state.team["low"].policy.objective.response_budget == 6
     greedy, sampled = seeds[:16], seeds[16:]
     assert greedy == sampled
     draws = Draws(seed=trainer.config.seed, purpose="train/4")
@@ -83,7 +83,9 @@ def test_what_a_protocol_pays_and_no_reward_looks_at_is_warned_of_once(
         trainer.reward = asked
         for iteration in range(2):
             trainer.experience(iteration, Stopwatch())
-        assert "pays agents, and reward=exact_match does not look at it" in trainer.run.state.warnings["unread_payments"]
+        assert (
+            "pays agents, and reward=exact_match does not look at it" in trainer.run.state.warnings["unread_payments"]
+        )
     assert capsys.readouterr().out.count("pays agents") == 1
 
 

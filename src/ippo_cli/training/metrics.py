@@ -6,16 +6,17 @@ import math
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import masked_mean
+from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 
+ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 SHOWN_TURNS = 8  # whose scores are logged one by one, where an agent has no more
 
 # `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
@@ -119,13 +120,13 @@ def iteration_row(
     experience: Experience,
     targets: Mapping[str, Targets],
     kl_coefs: Mapping[str, float | None],
-    stats: Mapping[str, Mapping[str, float]],
+    stats: Iterable[Mapping[str, float]],
     turns: Mapping[str, int | None],
 ) -> dict[str, float]:
     """The row of an iteration but for its pace.
 
-    `stats`: each agent's numbers of its update. `turns`: how many each may have in an episode, None without a limit;
-    the same on all ranks.
+    `stats`: each learner's numbers of its update, by their full names. `turns`: how many each agent may have in an
+    episode, None without a limit; the same on all ranks.
     """
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
@@ -136,9 +137,13 @@ def iteration_row(
         row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
             row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
-        row |= prefixed(name, stats[name])
+        if agent.has_values:
+            gamma = agent.policy.objective.config.gamma
+            row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
         if rollout is not sampled:
             row |= prefixed(name, sampler_gap(sampled, rollout))
+    for numbers in stats:
+        row |= numbers
     return row
 
 
@@ -299,6 +304,31 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
         found["rollout/effective_sample_share"] = _ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
         found["rollout/probability_gap"] = _ratio(of["gap"], of["tokens"])
     return found
+
+
+def explained_variance(targets: Targets, gamma: float | None) -> float:
+    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
+
+    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
+    and they vary by the critic's own values (lambda below 1) or not at all.
+    """
+    mask = targets.value_mask
+    _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
+    mean, total = distributed.masked_moments(targets.returns, mask)
+    value_mean, value_variance = distributed.masked_moments(targets.values, mask)
+    # Returns are sums of values and rewards: their rounding is that of the largest of these.
+    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
+        return math.nan
+    earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
+    earned_mean, earned_variance = distributed.masked_moments(earned, mask)
+    if _constant(earned_variance, earned_mean.square() + earned_variance):
+        return math.nan
+    return float(1.0 - residual / total)
+
+
+def _constant(variance: Tensor, square: Tensor) -> bool:
+    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
+    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:

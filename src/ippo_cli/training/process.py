@@ -9,7 +9,7 @@ import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ippo_cli.agents.agent import Agent
-from ippo_cli.agents.build import build_agents
+from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
@@ -154,7 +154,7 @@ def build_trainer(
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    state = _initial_state(config, build_agents(config, weights, device), run)
+    state = _initial_state(config, build_team(config, weights, device), run)
     checkpoints = _checkpoints(config, folder, plan, material)
     if resumed:
         checkpoint = checkpoints.load(state)
@@ -170,7 +170,7 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, task, state.agents, console, preemption),
+        generator=_generator(config, task, state.team, console, preemption),
         device=device,
         reward=reward,
         state=state,
@@ -196,7 +196,7 @@ def _pinned_weights(config: Config, task: Task, folder: Path, console: Console) 
     return config, weights
 
 
-def _initial_state(config: Config, agents: Mapping[str, Agent], run: Run) -> State:
+def _initial_state(config: Config, team: Team, run: Run) -> State:
     """A run's state before its first iteration."""
     algorithm = Algorithm(
         config=config.algorithm,
@@ -204,9 +204,9 @@ def _initial_state(config: Config, agents: Mapping[str, Agent], run: Run) -> Sta
         seed=config.seed,
     )
     return State(
-        agents=agents,
+        team=team,
         algorithm=algorithm,
-        moments={name: ScoreMoments() for name in agents},
+        moments={name: ScoreMoments() for name in team},
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
@@ -221,16 +221,14 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
     return checkpoints
 
 
-def _generator(
-    config: Config, task: Task, agents: Mapping[str, Agent], console: Console, preemption: PreemptionHandler
-) -> Generator:
+def _generator(config: Config, task: Task, team: Team, console: Console, preemption: PreemptionHandler) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config))
+    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:
