@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "gsm8k": schema.Gsm8kRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
-    "team": {"independent": schema.TeamConfig},
+    "team": {"independent": schema.IndependentTeamConfig, "shared_policy": schema.SharedPolicyConfig},
 }
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {

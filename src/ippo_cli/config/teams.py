@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.schema import Config
+from collections.abc import Mapping, Sequence
+
+from ippo_cli.config.schema import Config, SharedPolicyConfig
+
+SHARED = "shared"  # the group of all agents where none is named
 
 
 def members(config: Config) -> dict[str, tuple[str, ...]]:
@@ -11,7 +15,15 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
     own where nobody else has its weights.
     """
-    return {name: (name,) for name in config.task.agents}
+    team, agents = config.team, config.task.agents
+    groups: Mapping[str, Sequence[str]] = {}
+    if isinstance(team, SharedPolicyConfig):
+        groups = {SHARED: list(agents)} if team.groups is None else team.groups
+    group_of = {name: group for group, names in groups.items() for name in names}
+    found: dict[str, list[str]] = {}
+    for name in agents:
+        found.setdefault(group_of.get(name, name), []).append(name)
+    return {holder: tuple(names) for holder, names in found.items()}
 
 
 def holders(config: Config) -> dict[str, str]:

@@ -25,6 +25,7 @@ from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
 from ippo_cli.config.schema import Config
+from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
@@ -70,7 +71,7 @@ def run_training(
         with ExitStack() as held:
             _hold(folder, held)
             preemption = held.enter_context(PreemptionHandler())
-            console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
+            console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
             _train(config, folder, console, preemption, device, resumed=resumed)
     except (IppoError, KeyboardInterrupt) as error:
         error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
