@@ -27,6 +27,7 @@ from ippo_cli.training.preflight import (
     LOWERED_BY,
     Machine,
     Material,
+    disk_needs,
     memory_of,
     memory_warning,
     read_material,
@@ -150,7 +151,9 @@ def test_what_a_world_tells_first_is_refused_where_it_is_too_long(tmp_path, word
     if not tokens:  # an environment that fails costs its episodes, and says so when they are played
         show_plan(config)
         return
-    with pytest.raises(ConfigError, match=f"max_prompt_tokens=6 does not allow agent player's prompt of {tokens} token"):
+    with pytest.raises(
+        ConfigError, match=f"max_prompt_tokens=6 does not allow agent player's prompt of {tokens} token"
+    ):
         show_plan(config)
 
 
@@ -274,6 +277,29 @@ def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_pa
     alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
     assert [frozen.weights for frozen in memory.references] == [2 * 7_615_616_512]
+
+
+def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
+    each, own = needs(small_config(tmp_path)[0])
+    config, _ = small_config(tmp_path, "team=shared_policy", "algorithm.kl.loss.coef=0.1")
+    material, shared = needs(config)
+    assert [model.name for model in shared.trained] == ["shared actor", "shared critic"]
+    assert [model.name for model in shared.references] == ["shared reference"]
+    assert [model.memory for model in shared.trained] == [model.memory for model in own.trained[:2]]
+    assert disk_needs(config, material, 1)[0] == disk_needs(small_config(tmp_path)[0], each, 1)[0] / 2
+    show_plan(config)
+    shown = capsys.readouterr().out
+    assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
+    assert "high reads" in shown
+
+
+def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
+    few = ["deepspeed.micro_batch_tokens=100000", "rollout.decode_batch_size=1", "deepspeed.forward_batch_tokens=1"]
+    alone, both = (
+        needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
+    )
+    longest = [model.backward for model in alone.trained if model.decodes]
+    assert both.trained[0].backward == pytest.approx(2 * max(longest))
 
 
 def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:

@@ -230,22 +230,19 @@ def _check_team(config: Config) -> None:
     team, agents = config.team, config.task.agents
     if not isinstance(team, SharedPolicyConfig):
         return
-    if team.groups is None and SHARED in agents:
+    if not team.groups and SHARED in agents:
         raise ConfigError(
-            "team.groups=null",
+            "team.groups={}",
             f"puts all agents into a group named {SHARED}, and one of them has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
-    if team.groups is not None:
-        _check_groups(team.groups, list(agents))
+    _check_groups(team.groups, list(agents))
     for group, names in members(config).items():
         for name in names[1:]:
             _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
-    if not groups:
-        raise ConfigError("team.groups={}", "shares nothing", "use null for one group of all, or team=independent")
     group_of: dict[str, str] = {}
     for group, names in groups.items():
         where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"

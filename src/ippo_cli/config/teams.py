@@ -18,7 +18,7 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     team, agents = config.team, config.task.agents
     groups: Mapping[str, Sequence[str]] = {}
     if isinstance(team, SharedPolicyConfig):
-        groups = {SHARED: list(agents)} if team.groups is None else team.groups
+        groups = team.groups or {SHARED: list(agents)}
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
     for name in agents:

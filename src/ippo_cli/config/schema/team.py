@@ -27,4 +27,4 @@ class IndependentTeamConfig(TeamConfig):
 class SharedPolicyConfig(TeamConfig):
     """The agents of a group have one actor and one critic; the prompt says who is asked."""
 
-    groups: dict[str, list[str]] | None  # agents of each group by its name; null = all agents in one, named shared
+    groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared
