@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,24 @@ def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
         for key, value in first.items():
             if not key.endswith("first_step_deviation"):
                 assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("team", "whole_turns"), [("independent", False), ("shared_policy", True)])
+def test_turns_are_actions_for_all_agents_of_a_policy_or_for_none(team: str, whole_turns: bool, tmp_path: Path) -> None:
+    keys = ["algorithm=turn_ppo", "algorithm.credit=auto", "rollout.temperature=3.0", f"team={team}"]
+    with a_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
+        experience, _ = trainer.experience(0, Stopwatch())
+        high = experience.rollouts["high"]
+        last = torch.arange(high.turn.shape[1]) == high.response_mask.sum(dim=1, keepdim=True) - 1
+        several = replace(high, turn=torch.where(last & high.response_mask.cumsum(dim=1).gt(1), 1, high.turn))
+        assert (several.turn == 1).any()
+        paid = replace(experience.scores["high"], score=experience.scores["high"].score.repeat(1, 2))
+        experience = replace(
+            experience,
+            rollouts={**experience.rollouts, "high": several},
+            scores={**experience.scores, "high": paid},
+        )
+        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        values = targets["low"].value_mask.sum(dim=1)
+        assert (int(values.max()) == 1) is whole_turns
