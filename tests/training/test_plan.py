@@ -301,7 +301,7 @@ def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -
         needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
     )
     longest = [model.backward for model in alone.trained if model.decodes]
-    assert both.trained[0].backward == pytest.approx(2 * max(longest))
+    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # but for one token's logits
 
 
 def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:
