@@ -111,11 +111,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--algorithms", nargs="+", default=["*"], help="names, algorithm/critic, or patterns")
     parser.add_argument("--critics", choices=("own", "all"), default="own", help="the preset's, or all it allows")
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    return with_common_arguments(parser, folder="learning", page="algorithms.md")
+
+
+def with_common_arguments(parser: argparse.ArgumentParser, *, folder: str, page: str) -> argparse.Namespace:
+    """What was typed, with what every benchmark of trainings takes: seeds, jobs, and where to write."""
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
     parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "learning", help="runs and results.json")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where algorithms.md and pictures/ lie")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / folder, help="runs and results.json")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help=f"where {page} and pictures/ lie")
     given = parser.parse_args()
     given.output, given.docs = given.output.absolute(), given.docs.absolute()
     return given

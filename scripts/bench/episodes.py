@@ -16,10 +16,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 
-from algorithms import EVERY_RUN, QUICK, ROOT, Job, run
+from algorithms import EVERY_RUN, QUICK, Job, run, with_common_arguments
 from learning import Outcome, cell, write_between
 
 from ippo_cli.config.checks import check
@@ -38,6 +38,7 @@ class Proof:
     about: str
     common: tuple[str, ...]  # overrides of all ways
     ways: Mapping[str, tuple[str, ...]]  # name -> its overrides beside the common ones
+    trained_on: bool = False  # whether it is about the buffers that were trained on: held-out data has something new
     references: References = field(default=())
 
 
@@ -52,29 +53,40 @@ def world(env_id: str, *overrides: str) -> tuple[str, ...]:
 
 
 FROM_SCRATCH = (
+    "algorithm=ppo",
+    "algorithm.gamma=0.99",
+    "algorithm.gae_lambda=0.95",
+    "algorithm.ppo_epochs=4",
+    "algorithm.mini_batch_size=64",
+    # To the warm start, which plays at random: an entropy bonus would be earned with other ways to write one action.
+    "algorithm.kl.loss.coef=0.03",
     "actor.hidden_size=32",
     "actor.num_layers=1",
     "actor.num_heads=2",
+    "actor.learning_rate=3e-3",
+    "actor.lr_schedule=constant",
     "critic.learning_rate=3e-3",
-    "rollout.max_new_tokens=2",
+    # What a prompt ends in is read first, and a mark at its end has nothing to say.
+    "task.agents.player.template='{observation}'",
+    "task.agents.player.turn_template='{observation}'",
+    "rollout.max_new_tokens=1",
+    "rollout.buffer_size=256",
+    "rollout.decode_batch_size=256",
     "evaluation.every=10",
 )
-TOKENS = (
-    "algorithm=ppo",
-    "algorithm.gamma=0.99",
-    "algorithm.entropy_coef=0.01",
-    "algorithm.mini_batch_size=32",
+SHARED = (  # values teach the layers that the policy reads with
+    "critic=value_head",
+    "algorithm.gae_lambda=1.0",
+    "algorithm.ppo_epochs=2",
+    "actor.hidden_size=64",
     "actor.learning_rate=2e-3",
+    "critic.learning_rate=2e-3",
 )
-TURNS = (  # many turns, each of which costs: one value and one advantage for a turn
-    "algorithm=turn_ppo",
-    "algorithm.gamma=0.99",
-    "algorithm.gae_lambda=0.95",
-    "algorithm.entropy_coef=0.01",
-    "algorithm.mini_batch_size=16",
-    "rollout.buffer_size=64",
-    "reward.processor=[scale]",  # returns in the hundreds
-    "task.invalid_reward=-2",  # an answer that names no action must cost more than a step, or nothing else is said
+LONG = (  # returns in the hundreds, and an answer that names no action must cost more than a step
+    "algorithm.mini_batch_size=32",
+    "rollout.buffer_size=128",
+    "reward.processor=[scale]",
+    "task.invalid_reward=-2",
 )
 
 FROM_LITTLE = (
@@ -157,13 +169,25 @@ PROOFS: dict[str, Proof] = {
         references=(("the best without hearing", relay_bound), SOLVED),
     ),
     "ladder": Proof(
-        about="five turns, each paid when it is made",
-        common=("task=ladder", *FROM_LITTLE, "num_iterations=30"),
+        about="five turns, each paid when it is made (training buffers)",
+        common=(
+            "task=ladder",
+            "task.agents.climber.template='{observation}'",
+            *FROM_LITTLE,
+            "actor.num_layers=2",
+            "actor.learning_rate=2e-3",
+            "critic=value_head",
+            "critic.learning_rate=2e-3",
+            "algorithm.entropy_coef=0",
+            "algorithm.kl.loss.coef=0.05",
+            "num_iterations=50",
+        ),
         ways={
             "credit by token": (),
             "credit by turn": ("algorithm=turn_ppo",),
             "credit auto": ("algorithm.credit=auto", "algorithm.turn_value=first"),
         },
+        trained_on=True,
         references=(("random play", lambda: 1 / 8), SOLVED),
     ),
     "frozen_lake": Proof(
@@ -171,7 +195,7 @@ PROOFS: dict[str, Proof] = {
         common=world(
             "FrozenLake-v1",
             "+task.environment_args={is_slippery: false}",
-            *TOKENS,
+            "algorithm.mini_batch_size=32",
             "rollout.buffer_size=128",
             "num_iterations=30",
         ),
@@ -180,29 +204,19 @@ PROOFS: dict[str, Proof] = {
     ),
     "frozen_lake_slippery": Proof(
         about="FrozenLake-v1, 4 x 4, slippery, 100 turns",
-        common=world(
-            "FrozenLake-v1",
-            "+task.environment_args={is_slippery: true}",
-            *TOKENS,
-            "task.max_turns=100",
-            "algorithm.entropy_coef=0.05",
-            "algorithm.mini_batch_size=128",
-            "rollout.buffer_size=1024",
-            "rollout.decode_batch_size=1024",
-            "num_iterations=40",
-        ),
+        common=world("FrozenLake-v1", "task.observation=numbers", "task.max_turns=100", "num_iterations=100"),
         ways={"ppo": ()},
         references=between(lambda which: tabular("FrozenLake-v1", which, turns=100)),
     ),
     "cliff_walking": Proof(
-        about="CliffWalking-v1",
-        common=world("CliffWalking-v1", *TURNS, "reward.scale=0.02", "num_iterations=40"),
+        about="CliffWalking-v1, 32 turns",
+        common=world("CliffWalking-v1", *LONG, "reward.scale=0.02", "num_iterations=40"),
         ways={"ppo": ()},
         references=between(lambda which: tabular("CliffWalking-v1", which)),
     ),
     "taxi": Proof(
-        about="Taxi-v4",
-        common=world("Taxi-v4", *TURNS, "reward.scale=0.05", "num_iterations=40"),
+        about="Taxi-v4, 32 turns",
+        common=world("Taxi-v4", *LONG, "reward.scale=0.05", "num_iterations=40"),
         ways={"ppo": ()},
         references=between(lambda which: tabular("Taxi-v4", which)),
     ),
@@ -210,21 +224,29 @@ PROOFS: dict[str, Proof] = {
         about="Blackjack-v1",
         common=world(
             "Blackjack-v1",
-            *TOKENS,
-            "actor.hidden_size=64",
-            "algorithm.entropy_coef=0.03",
-            "algorithm.mini_batch_size=128",
+            *SHARED,
+            "algorithm.kl.loss.coef=0.1",
+            "task.invalid_reward=-1",
+            "task.eval_size=1024",
             "rollout.buffer_size=512",
             "rollout.decode_batch_size=512",
-            "task.eval_size=1024",
-            "num_iterations=50",
+            "num_iterations=100",
         ),
         ways={"ppo": ()},
         references=between(blackjack),
     ),
     "tictactoe": Proof(
         about="classic/tictactoe_v3 against a random player, seats alternating",
-        common=world("classic/tictactoe_v3", *TOKENS, "rollout.buffer_size=128", "num_iterations=50"),
+        common=world(
+            "classic/tictactoe_v3",
+            *SHARED,
+            "actor.warm_start_steps=1500",  # random play is legal: it shows which squares are free
+            "actor.lr_schedule=cosine",
+            "actor.min_lr_ratio=0.1",
+            "algorithm.kl.loss.coef=0.02",
+            "task.invalid_reward=-0.3",
+            "num_iterations=120",
+        ),
         ways={"ppo": ()},
         references=between(tictactoe),
     ),
@@ -273,22 +295,23 @@ def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, flo
         beside = ", ".join(f"{label} {value:.2f}" for label, value in compared.items())
         for way in PROOFS[name].ways:
             results = [one for one in outcomes if (one.task, one.variant) == (name, way)]
+            if PROOFS[name].trained_on:
+                results = [_in_buffers(one) for one in results]
             link = f"[`{name}`](pictures/episodes-{name}.svg): {PROOFS[name].about}"
             lines.append(f"| {link} | {way} | {cell(results)} | {beside} |")
     return lines
 
 
+def _in_buffers(result: Outcome) -> Outcome:
+    """The result with the scores of the first training buffer and of the last five."""
+    scores = [point.score for point in result.points(held_out=False)]
+    return replace(result, first=scores[0], last=fmean(scores[-5:])) if scores else result
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proofs", nargs="+", choices=tuple(PROOFS), default=list(PROOFS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
-    parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
-    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "episodes", help="runs and results.json")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where episodes.md and pictures/ lie")
-    given = parser.parse_args()
-    given.output, given.docs = given.output.absolute(), given.docs.absolute()
-    return given
+    return with_common_arguments(parser, folder="episodes", page="episodes.md")
 
 
 def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:

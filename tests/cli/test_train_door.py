@@ -130,7 +130,6 @@ def talk(example, agents):
             "broken.py:World fails (broken.py:3: KeyError: 'moves')",
         ),
         (["task.protocol=broken.py:talk"], "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); mend it"),
-        (["task=environment", "task.environment=broken.py:World", "mode=plan"], "broken.py:3: KeyError: 'moves'"),
         (["task.protocol=broken.py"], "names a file, and not what in it; use task.protocol="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

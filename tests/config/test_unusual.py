@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +17,8 @@ REAL = ("task=jsonl", "actor=full")
 USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buffer_size": 128}
 
 
-def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[str, str]:
-    return unusual_settings(
-        Settings(config=config, plan=arithmetic(config, 1, rows), train_rows=rows, unused_templates=unused)
-    )
+def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
+    return unusual_settings(Settings(config=config, plan=arithmetic(config, 1, rows), train_rows=rows, **observed))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +36,9 @@ def told(config: Config, rows: int = 7473, unused: Sequence[str] = ()) -> dict[s
         ),
         ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "solo never reaches its learning rate"),
-        ("unused_chat_template", {}, {"unused": ["solo"]}, "the tokenizer of solo has a chat template"),
+        ("unused_chat_template", {}, {"unused_templates": ["solo"]}, "the tokenizer of solo has a chat template"),
+        ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholders as answers (my.py:3: KeyError: 'x')"),
+        ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
     ],
 )
 def test_a_rule_speaks_where_it_should_and_no_other_does(

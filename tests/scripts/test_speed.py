@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,16 +23,21 @@ from ippo_cli.types import Completion, Episode, Turn  # noqa: E402
 SMALL = "hidden=16 layers=1 rollout.buffer_size=16 rollout.decode_batch_size=16 algorithm.mini_batch_size=8"
 
 
+def timed(*asked: str) -> dict[str, Any]:
+    """What the script says of one iteration of the small model."""
+    brief = ["--iterations", "1", "--threads", "1", "--variant", f"small: {SMALL}"]
+    command = [sys.executable, str(SCRIPT), *asked, *brief]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.slow
 def test_a_dialogue_its_turn_and_a_peer_are_timed_beside_each_other(tmp_path: Path) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text("print({'loss': 1.0})\nprint('{\\n\"episodes_per_sec_excl_first\": 0.5\\n}')\n")
-    command = [sys.executable, str(SCRIPT), "dialogue", "fixed", "--iterations", "1", "--ideal", "--threads", "1"]
-    asked = ["--variant", f"small: {SMALL}", "--peer", f"trl={sys.executable}:{peer}"]
-    done = subprocess.run([*command, *asked], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert list(said["runs"]) == ["dialogue small", "fixed small", "trl"]
+    said = timed("dialogue", "fixed", "--ideal")
+    assert list(said["runs"]) == ["dialogue small", "fixed small"]
     talk, once = (
         {key: value["median"] for key, value in said["runs"][f"{name} small"].items()} for name in ("dialogue", "fixed")
     )
@@ -45,8 +51,9 @@ def test_a_dialogue_its_turn_and_a_peer_are_timed_beside_each_other(tmp_path: Pa
         assert 0.0 < run["efficiency"] < 1.5
     ratio = said["seconds per action token, dialogue small divided by"]["fixed small"]["median"]
     assert ratio == pytest.approx(talk["seconds_per_action_token"] / once["seconds_per_action_token"], rel=0.01)
-    ratio = said["samples per second, dialogue small divided by"]["trl"]["median"]
-    assert ratio == pytest.approx(talk["samples_per_second"] / 0.5, rel=0.01)
+    beside = timed("fixed", "--peer", f"trl={sys.executable}:{peer}")
+    ratio = beside["samples per second, small divided by"]["trl"]["median"]
+    assert ratio == pytest.approx(beside["runs"]["small"]["samples_per_second"]["median"] / 0.5, rel=0.01)
 
 
 def spoken(agent: str, step: int, prompt: int, written: int) -> Turn:

@@ -273,9 +273,7 @@ def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
 ) -> None:
     shown = dry_run(own("endless"), [ROW])
     assert (len(shown.turns), shown.end) == (100, "")
-    assert (
-        most_turns(own("endless"), ROW) == most_turns(own("Debate"), ROW) == dict.fromkeys(("pro", "contra", "judge"))
-    )
+    assert most_turns(own("endless")) == most_turns(own("Debate")) == dict.fromkeys(("pro", "contra", "judge"))
 
 
 @pytest.mark.parametrize(

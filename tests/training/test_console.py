@@ -298,6 +298,10 @@ def test_the_summary_says_what_came_out_and_where_it_is(
     assert "greedy exact     0.000 -> 0.800" in shown
     assert "run folder       outputs/default/run" in shown
     assert "ippo-train resume=outputs/default/run" in shown
+    assert "tensorboard" not in shown, "without event files there is nothing to look at"
+    (tmp_path / "outputs" / "default" / "run" / "tb").mkdir(parents=True)
+    Console(Style.plain, ["low"]).summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
+    assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
 
 
 def test_an_evaluation_is_one_line_with_the_headline_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,7 +143,7 @@ def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
     )
     began = time.monotonic()
     output = finished(ippo_train(tmp_path, *TWO, "reward=function", f"reward.function={reward}:reward"), 12)
-    assert "broken on purpose" in output
+    assert "broken on purpose" in " ".join(output.split())  # lines are wrapped
     assert time.monotonic() - began < 120
 
 

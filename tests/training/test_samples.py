@@ -134,7 +134,7 @@ def test_a_long_episode_shows_its_first_and_last_turns(capsys: pytest.CaptureFix
         assert left_out is None or f"{left_out} more turns" in text
         assert text.count("say ") == (count if left_out is None else FIRST_TURNS + LAST_TURNS)
         assert f"say {count - 1}." in text
-        assert "no room left in the context" in text
+        assert "cut off: no room for what came next" in text
         assert f"sum {count}.00" in text
 
 

@@ -69,7 +69,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "rollout_is": "algorithm.behavior_correction.level",
         "rollout_is_threshold": "algorithm.behavior_correction.cap",
         "tis_imp_ratio_cap": "algorithm.behavior_correction.cap",
-        "loss_scale_factor": "algorithm.loss_aggregation=seq-mean-token-sum-norm (divides by rollout.max_new_tokens)",
+        "loss_scale_factor": "algorithm.loss_aggregation=seq-mean-token-sum-norm (max_new_tokens times turns)",
         "kl_ctrl.type": "algorithm.kl.reward.target (null = fixed)",
         "use_kl_loss": "algorithm.kl.loss.coef",
         "kl_loss_coef": "algorithm.kl.loss.coef",

@@ -32,6 +32,7 @@ class DryRun:
     turns: list[tuple[str, str, str]] = field(
         default_factory=list
     )  # agent, what it was told, what stands for its answer
+    first: Mapping[str, str] = field(default_factory=dict)  # what agents are told before anybody answers
     end: str = ""  # how it ended, where it has
     failure: str = ""  # what was raised, with the line of the user's code
     to_be_mended: bool = False  # whether no answer can be the reason of the failure
@@ -43,7 +44,7 @@ def dry_episode(environment: Environment, example: Example, seed: int, most_turn
     invented = False  # whether something was answered that might be no answer
     try:
         with closing(environment):
-            told = environment.reset(example, seed)
+            shown.first = told = environment.reset(example, seed)
             while told and len(shown.turns) < most_turns:
                 offered = environment.actions() if isinstance(environment, Playable) else {}
                 answers = {

@@ -179,7 +179,7 @@ class Console:
         lines += [
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",
-            f"curves           tensorboard --logdir {shown}/tb",
+            *([f"curves           tensorboard --logdir {shown}/tb"] if (folder / "tb").is_dir() else []),
             f"train further    ippo-train resume={shown} num_iterations=MORE",
             f"evaluate         ippo-eval run={shown}",
         ]

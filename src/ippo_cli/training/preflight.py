@@ -169,9 +169,9 @@ def fitting_formats(
     known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
     refuse_too_long(known, message, scheduled, "the training data", material.contexts)
     refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
-    first = {} if known else {name: told for name, told, _ in reversed(task.dry_run.turns)}
-    for name in first.keys() & formats.keys():  # who is no agent is told where episodes fail
-        formats[name].refuse_too_long([(0, first[name])], "the training data", material.contexts[name])
+    for name, told in ({} if known else task.dry_run.first).items():
+        if name in formats:  # who is no agent is told where episodes fail
+            formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
     return formats
 
 

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
-from ippo_cli.config.errors import ConfigError, NonFiniteError, Preempted, PreemptionRequested, StorageError
+from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config, ConversationConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import reads_payments
@@ -279,10 +279,7 @@ class Trainer:
             self.console.warn(self.run.note({rule: text}))
 
     def _look_at_payments(self, iteration: int, episodes: Sequence[Episode]) -> None:
-        """Whether a protocol of the user's pays and the reward asks about that: say so where only one of both is true.
-
-        Raises `ConfigError` where nothing at all was paid in the first iteration, and the reward is nothing else.
-        """
+        """Say so where a protocol of the user's pays and the reward does not ask about it, or the other way round."""
         task = self.config.task
         if not isinstance(task, ConversationConfig) or task.protocol in PROTOCOLS:
             return
@@ -295,11 +292,11 @@ class Trainer:
                     "look at it; use reward=environment, or return no rewards",
                 )
         elif iteration == 0 and isinstance(self.reward, EnvironmentReward) and distributed.any_rank(bool(played)):
-            raise ConfigError(
-                "reward=environment",
-                f"is what is paid, and task.protocol={task.protocol} paid nobody in {self.config.rollout.buffer_size} "
-                "episodes",
-                "let it return what agents are paid, 0.0 included, or use another reward",
+            self._say_once(
+                "nobody_paid",
+                f"reward=environment is what is paid, and task.protocol={task.protocol} paid nobody in the "
+                f"{self.config.rollout.buffer_size} episodes of the first iteration; let it return what agents are "
+                "paid, 0.0 included, or use another reward",
             )
 
     def _evaluate(self) -> Evaluation:

@@ -40,8 +40,8 @@ class OwnEnvironment:
     nothing). `terminated` and `truncated` may be dicts as well, of those whose own part ends: then the episode is over
     when everybody's is. Once it has ended, the observations are what agents see last. Numbers in `info` are logged.
 
-    A `step` with a parameter `finished` is told as well whether the answer ended by itself (with several agents a dict);
-    what becomes of one that was cut is for the environment to say.
+    A `step` with a parameter `finished` is told whether the answer ended by itself (with several agents: a dict); what
+    becomes of one that was cut is for the environment to say.
     """
 
     def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
