@@ -135,7 +135,8 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
         for name in names:
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
-    tokenizers, contexts = ({name: of[name] for name in config.task.agents} for of in (tokenizers, contexts))
+    tokenizers = {name: tokenizers[name] for name in config.task.agents}
+    contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
     shapes = {}
     for name in config.task.agents:
