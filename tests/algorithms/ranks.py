@@ -78,12 +78,12 @@ def buffer(rows: slice) -> tuple[Rollout, Targets]:
 def steps(rows: slice, agents: int = 1) -> list[Any]:
     """The rows that this rank trains on, and the step's global counts, by optimizer step.
 
-    With several agents each has these rows, and its number behind their texts.
+    With several agents each has these rows, its number behind their texts; then rows of both ranks are drawn.
     """
     rollout, targets = buffer(rows)
     if agents > 1:
         named = [replace(rollout, texts=[f"{text} of {agent}" for text in rollout.texts]) for agent in range(agents)]
-        rollout, targets = joined(named), joined([targets] * agents)
+        rollout, targets = joined(named), joined([replace(targets, sample_counts=COUNTS.flip(0)[rows])] * agents)
     context = StepContext(seed=3, iteration=1, num_iterations=2)
     return [
         [
