@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, take, trimmed
+from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, joined, take, trimmed
 
 B, R = 4, 5
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
@@ -104,6 +104,37 @@ def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
     assert ignored.targets.loss_mask.shape == MASK.shape
     assert ignored.rollout is whole.rollout
     assert whole.targets.loss_mask.any(), "the original is left alone"
+
+
+def test_rows_of_a_single_carrier_are_that_carrier() -> None:
+    alone = rollout()
+    assert joined([alone]) is alone
+
+
+def test_joined_rows_stand_one_carrier_after_another_with_padding_where_each_has_its_own() -> None:
+    turn = DetachedTurn(column=2, prompt=[5, 6])
+    narrow = replace(trimmed(rollout(2), R, 4), detached=[[], [turn], [], []])
+    narrow = replace(narrow, behavior_logprobs=narrow.logprobs)
+    wide = replace(rollout(3), behavior_logprobs=rollout().logprobs, texts=["a", "b", "c", "d"])
+    wide = replace(wide, behavior_logprobs=wide.logprobs)
+    both = joined([narrow, wide])
+    assert both.prompt_ids.shape == (2 * B, 3)
+    assert not both.prompt_mask[:B, 0].any(), "prompts are padded on the left"
+    assert torch.equal(both.prompt_ids[:B, 1:], narrow.prompt_ids)
+    assert torch.equal(both.response_ids[:B, :4], narrow.response_ids)
+    assert not both.response_mask[:B, 4].any()
+    assert both.turn[:B, 4].tolist() == [-1] * B
+    assert both.texts == [*narrow.texts, "a", "b", "c", "d"]
+    assert both.detached == [*narrow.detached, *wide.detached]
+    assert both.behavior_logprobs is both.logprobs, "what was one tensor stays one"
+    for field in fields(Rollout):
+        column = getattr(both, field.name)
+        if isinstance(column, Tensor):
+            assert torch.equal(column[B:], getattr(wide, field.name)), field.name
+    own = joined([trimmed(targets(), R, 4), targets()])
+    assert torch.equal(own.advantages[B:], targets().advantages)
+    assert torch.equal(own.final_values, torch.cat([targets().final_values] * 2))
+    assert not own.value_mask[:B, 4].any()
 
 
 def test_carriers_cannot_be_written_into() -> None:

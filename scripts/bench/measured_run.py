@@ -40,7 +40,7 @@ class Watch:
         if self.experience is not None:
             self.iterations.append(time.perf_counter() - self.began)
             if self.ideal:
-                self.ideals.append(self._ideal(trainer.state.agents, self.experience))
+                self.ideals.append(self._ideal(trainer.state.team, self.experience))
             self.experience = None
         self.began = time.perf_counter()
         self.experience = _step(trainer)
@@ -48,7 +48,7 @@ class Watch:
 
     def _ideal(self, agents: Any, experience: Experience) -> dict[str, float]:
         if self.bare is None:
-            learner = next(iter(agents.values())).actor
+            learner = next(iter(agents.values())).policy
             lm = learner.engine.module.lm
             model = type(lm)(lm.config).to(dtype=lm.dtype, device=lm.device)
             self.bare = Ideal(model, micro_batch_tokens=learner.micro_batch_tokens)
@@ -59,7 +59,7 @@ class Watch:
             actions = rollout.response_mask.sum(dim=1).tolist()
             spent["rollout"] += self.bare.decode(turn_tokens(experience.episodes, name))
             spent["targets"] += self.bare.value_forward(lengths)
-            spent["update"] += agents[name].actor.ppo_epochs * self.bare.policy_pass(lengths, actions)
+            spent["update"] += agents[name].policy.ppo_epochs * self.bare.policy_pass(lengths, actions)
             spent["update"] += agents[name].critic.ppo_epochs * self.bare.value_pass(lengths)
         return spent
 

@@ -46,6 +46,40 @@ def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
     return picked
 
 
+def joined(carriers: Sequence[C]) -> C:
+    """The rows of several carriers of one type as one carrier, in their order; a single one is returned as it is.
+
+    Prompt columns are padded on the left, all others on the right: with 0 and False, and `turn` with -1.
+    """
+    if len(carriers) == 1:
+        return carriers[0]
+    tensors: dict[tuple[int, ...], Tensor] = {}  # what is one tensor in every carrier stays one
+    columns: dict[str, Any] = {}
+    for entry in fields(carriers[0]):
+        parts = [getattr(carrier, entry.name) for carrier in carriers]
+        if isinstance(parts[0], Tensor):
+            key = tuple(id(part) for part in parts)
+            if key not in tensors:
+                tensors[key] = _stacked(entry.name, parts)
+            columns[entry.name] = tensors[key]
+        else:
+            columns[entry.name] = [row for part in parts for row in part]
+    return replace(carriers[0], **columns)
+
+
+def _stacked(name: str, parts: Sequence[Tensor]) -> Tensor:
+    if parts[0].dim() == 1:
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    result = parts[0].new_full((sum(map(len, parts)), width), -1 if name == "turn" else 0)
+    row = 0
+    for part in parts:
+        columns = slice(width - part.shape[1], width) if name.startswith("prompt_") else slice(part.shape[1])
+        result[row : row + len(part), columns] = part
+        row += len(part)
+    return result
+
+
 def trimmed(carrier: C, width: int, keep: int) -> C:
     """The carrier with its response columns (those of `width`) cut to the first `keep`."""
     columns = {

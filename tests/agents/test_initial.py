@@ -103,7 +103,7 @@ def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> N
 def test_random_play_of_few_examples_does_not_show_the_same_answers_again_and_again() -> None:
     config = load_config(["task=ladder"])
     task = load_task(config.task, config.seed)
-    lessons = warm_start_lessons("climber", config, task)
+    lessons = warm_start_lessons(["climber"], config, task)
     of_the_first = {tuple(answer for _, answer in lesson) for lesson in lessons[:: len(task.train)]}
     assert len(lessons) == 512
     assert len(of_the_first) > 20, "an example is answered in many ways"

@@ -37,13 +37,13 @@ def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, A
         device,
         resumed=False,
     )
-    agent = trainer.state.agents["solo"]
-    before = {learner.stage: learner.engine.full_state_dict() for learner in agent.learners}
+    learners = trainer.state.team.learners
+    before = {learner.stage: learner.engine.full_state_dict() for learner in learners}
     rows = []
     for _ in range(2):
         trainer.step()
         rows.append(trainer.state.progress.row)
-    after = {learner.stage: learner.engine.full_state_dict() for learner in agent.learners}
+    after = {learner.stage: learner.engine.full_state_dict() for learner in learners}
     trainer.free()
     moved = {
         f"{role}/{name}": not torch.equal(value, after[role][name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Advantage
 from ippo_cli.engine import distributed
 from ippo_cli.training.update import minibatches
-from ippo_cli.types import Rollout, StepContext, Targets
+from ippo_cli.types import Rollout, StepContext, Targets, joined
 
 SCORES = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0, 7.0, 3.0, -4.0])
 COUNTS = torch.tensor([1, 2, 0, 1, 1, 3, 0, 0])
@@ -74,20 +75,32 @@ def buffer(rows: slice) -> tuple[Rollout, Targets]:
     return rollout, targets
 
 
-def steps(rows: slice) -> list[Any]:
-    """The rows that this rank trains on, and the step's global counts, by optimizer step."""
+def steps(rows: slice, agents: int = 1) -> list[Any]:
+    """The rows that this rank trains on, and the step's global counts, by optimizer step.
+
+    With several agents each has these rows, its number behind their texts; then rows of both ranks are drawn.
+    """
+    rollout, targets = buffer(rows)
+    if agents > 1:
+        named = [replace(rollout, texts=[f"{text} of {agent}" for text in rollout.texts]) for agent in range(agents)]
+        rollout, targets = joined(named), joined([replace(targets, sample_counts=COUNTS.flip(0)[rows])] * agents)
     context = StepContext(seed=3, iteration=1, num_iterations=2)
     return [
         [
             [text for text, mask in zip(batch.rollout.texts, batch.targets.loss_mask, strict=True) if mask.any()],
             [batch.num_tokens, batch.num_sequences, batch.num_values],
         ]
-        for batch in minibatches(*buffer(rows), context, mini_batch_size=3, epoch=0)
+        for batch in minibatches(rollout, targets, context, mini_batch_size=3, epoch=0, agents=agents)
     ]
 
 
 def results(rows: slice) -> dict[str, Any]:
-    return {"advantages": group_advantages(rows), "counts": counts(rows), "steps": steps(rows)}
+    return {
+        "advantages": group_advantages(rows),
+        "counts": counts(rows),
+        "steps": steps(rows),
+        "joint steps": steps(rows, agents=2),
+    }
 
 
 if __name__ == "__main__":

@@ -48,3 +48,17 @@ def test_a_step_has_the_same_rows_wherever_they_lie(parts: list[dict[str, Any]],
         assert first[1] == second[1] == counts
     drawn = [row for rows, _ in whole["steps"] for row in rows]
     assert sorted(drawn) == ["0", "1", "1", "3", "4", "5", "5", "5"]
+
+
+def test_a_step_on_rows_of_two_agents_has_the_same_rows_wherever_they_lie(
+    parts: list[dict[str, Any]], whole: dict[str, Any]
+) -> None:
+    expected = whole["joint steps"]
+    assert [len(part["joint steps"]) for part in parts] == [len(expected)] * 2 == [6, 6]
+    for first, second, (rows, counts) in zip(*(part["joint steps"] for part in parts), expected, strict=True):
+        assert sorted(first[0] + second[0]) == sorted(rows)
+        assert first[1] == second[1] == counts
+    assert all(any(rows for rows, _ in part["joint steps"]) for part in parts)
+    drawn = sorted(row for rows, _ in expected for row in rows)
+    assert drawn == sorted(f"{row} of {agent}" for row in "22234667" for agent in range(2))
+    assert any({row[-1] for row in rows} == {"0", "1"} for rows, _ in expected), "one step sees both agents' rows"

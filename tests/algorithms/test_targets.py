@@ -26,13 +26,13 @@ RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.adva
 def corridor(trainer):
     """Rollouts, scores and targets of the first iteration, and the KL coefficients that the next one uses."""
     experience, _ = trainer.experience(0, Stopwatch())
-    targets, kl_coef = trainer.state.algorithm.targets(trainer.state.agents, experience)
+    targets, kl_coef = trainer.state.algorithm.targets(trainer.state.team, experience)
     return experience.rollouts, experience.scores, targets, kl_coef
 
 
 def raise_values(trainer):
     """A critic that says .25 everywhere, so that a bootstrap can be seen."""
-    for agent in trainer.state.agents.values():
+    for agent in trainer.state.team.values():
         with torch.no_grad():
             agent.critic.engine.module.value_head.out.bias.fill_(0.25)
 
@@ -95,9 +95,9 @@ def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path)
 def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_the_next(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=0.001", "algorithm.kl.reward.horizon=100"]
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
-        agent = trainer.state.agents["low"]
+        agent = trainer.state.team["low"]
         with torch.no_grad():  # the policy has moved away from its reference
-            for parameter in agent.actor.engine.module.lm.get_output_embeddings().parameters():
+            for parameter in agent.policy.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
         rollouts, scores, targets, kl_coef = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
@@ -114,7 +114,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
         assert again[3] == kl_coef
         trainer.state.algorithm.kl_coef = kl_coef
-        moved, _ = trainer.state.algorithm.targets(trainer.state.agents, trainer.experience(0, Stopwatch())[0])
+        moved, _ = trainer.state.algorithm.targets(trainer.state.team, trainer.experience(0, Stopwatch())[0])
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact(trainer.run.folder / "checkpoints")
@@ -127,7 +127,7 @@ def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_pat
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=1.0", "algorithm.kl.reward.horizon=100"]
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         with torch.no_grad():
-            for parameter in trainer.state.agents["low"].actor.engine.module.lm.get_output_embeddings().parameters():
+            for parameter in trainer.state.team["low"].policy.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
         experience, _ = trainer.experience(0, Stopwatch())
         rollout, spoke = experience.rollouts["low"], torch.arange(16) < 4
@@ -143,16 +143,16 @@ def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_pat
             rollouts={**experience.rollouts, "low": silenced},
             scores={**experience.scores, "low": scores},
         )
-        targets, _ = trainer.state.algorithm.targets(trainer.state.agents, quiet)
+        targets, _ = trainer.state.algorithm.targets(trainer.state.team, quiet)
         kl = (silenced.logprobs - targets["low"].ref_logprobs)[:4] * silenced.response_mask[:4]
         mean = float((kl.sum(1) / silenced.response_mask[:4].sum(1)).mean())
         settings = trainer.state.algorithm.config.kl.reward
         settings.target = 0.95 * mean  # near enough that the step is not clipped
-        _, kl_coef = trainer.state.algorithm.targets(trainer.state.agents, quiet)
+        _, kl_coef = trainer.state.algorithm.targets(trainer.state.team, quiet)
         assert kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
         mute = replace(silenced, response_mask=silenced.response_mask & False, turn=torch.full_like(silenced.turn, -1))
         _, kl_coef = trainer.state.algorithm.targets(
-            trainer.state.agents, replace(quiet, rollouts={**quiet.rollouts, "low": mute})
+            trainer.state.team, replace(quiet, rollouts={**quiet.rollouts, "low": mute})
         )
         assert kl_coef["low"] == 0.5, "whoever says nothing has no divergence to follow"
 

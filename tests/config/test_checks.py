@@ -36,6 +36,7 @@ UNBOUNDED = {
     "seat",
 }
 GRPO = "algorithm=grpo"
+SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
@@ -116,6 +117,35 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.turn_value=after is one value for a whole response, and",
     ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
+    ((SHARED,), {"team.groups": {"a-b": ["low"]}}, 1, "team.groups.a-b is used in metric names and folders"),
+    ((SHARED,), {"team.groups": {"eval": ["low"]}}, 1, "team.groups.eval is used in metric names and folders"),
+    ((SHARED,), {"team.groups": {"high": ["low"]}}, 1, "team.groups.high has the name of an agent"),
+    ((SHARED,), {"team.groups": {"pair": []}}, 1, "team.groups.pair=[] names nobody"),
+    ((SHARED,), {"team.groups": {"pair": ["low", "mid"]}}, 1, "team.groups.pair=[low,mid] names mid, who is no agent"),
+    (
+        (SHARED,),
+        {"team.groups": {"one": ["low"], "two": ["high", "low"]}},
+        1,
+        "team.groups.two=[high,low] names low, who is in group one",
+    ),
+    (
+        (SHARED, "++task.agents={shared:{}}", "task.agents.shared.template=x", "task.agents.shared.answer=x"),
+        {},
+        1,
+        "team.groups={} puts all agents into a group named shared, and one of them has that name",
+    ),
+    (
+        (SHARED,),
+        {"task.agents.high.actor.learning_rate": 0.5},
+        1,
+        "task.agents.high.actor.learning_rate=0.5 differs from low's 0.00035, and both are in group shared",
+    ),
+    (
+        (SHARED,),
+        {"team.groups": {"pair": ["high", "low"]}, "task.agents.low.critic.ppo_epochs": 3},
+        1,
+        "task.agents.high.critic.ppo_epochs=null differs from low's 3, and both are in group pair, which has one",
+    ),
     ((), {"rollout.num_generations": 3}, 1, "rollout.num_generations=3 does not divide rollout.buffer_size=512"),
     ((), {"rollout.buffer_size": 2}, 3, "rollout.buffer_size=2 leaves some of the 3 processes"),
     ((), {"rollout.min_new_tokens": 9}, 1, "rollout.min_new_tokens=9 is more than rollout.max_new_tokens=8"),
@@ -409,6 +439,11 @@ def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
     with pytest.raises(ConfigError, match=r"^task\.protocol=debate\.py names a file") as refused:
         check(config(**{"task.protocol": "debate.py"}), 1)
     assert str(refused.value).endswith("; use task.protocol=debate.py:argue or task.protocol=debate.py:Debate")
+
+
+def test_agents_of_different_groups_may_have_different_settings(config: Make) -> None:
+    alone = {"team.groups": {"pair": ["low"]}, "task.agents.high.actor.learning_rate": 0.5}
+    check(config((SHARED,), **alone), 1)
 
 
 def test_a_world_can_be_judged_by_a_function_and_every_text_be_read_without_an_answer(config: Make) -> None:

@@ -52,9 +52,19 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
+def test_one_policy_that_cannot_know_who_is_asked_is_spoken_of(config: Callable[..., Config]) -> None:
+    same = {"task.agents.low.template": "{letters}", "task.agents.high.template": "{letters}"}
+    assert told(config(("team=shared_policy",), **same), rows=1024) == {
+        "equal_prompts": "low and high are one policy and have the same prompt for different answers; "
+        "say in their templates who is asked"
+    }
+    assert told(config(("team=shared_policy",)), rows=1024) == {}
+    assert told(config((), **same), rows=1024) == {}
+
+
 def test_every_rule_is_seen_to_speak() -> None:
     mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
-    assert {case[0] for case in mark.args[1]} == set(RULES)
+    assert {case[0] for case in mark.args[1]} | {"equal_prompts"} == set(RULES)
 
 
 def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:

@@ -113,7 +113,7 @@ def test_a_lesson_ends_where_an_episode_is_cut() -> None:
 
 def test_a_ladder_is_climbed_at_random() -> None:
     config = load_config(["task=ladder"])
-    lessons = warm_start_lessons("climber", config, load_task(config.task, 0))
+    lessons = warm_start_lessons(["climber"], config, load_task(config.task, 0))
     assert {len(lesson) for lesson in lessons} == {5}
     assert set("abcdefgh") == {answer for lesson in lessons for _, answer in lesson}
 
@@ -121,10 +121,10 @@ def test_a_ladder_is_climbed_at_random() -> None:
 def test_who_reads_the_latest_observation_alone_is_taught_turn_by_turn() -> None:
     whole, alone = (["task=ladder", f"rollout.history={history}"] for history in ("prefix", "latest"))
     config = load_config(alone)
-    lessons = warm_start_lessons("climber", config, load_task(config.task, 0))
+    lessons = warm_start_lessons(["climber"], config, load_task(config.task, 0))
     turns = [
         turn
-        for lesson in warm_start_lessons("climber", load_config(whole), load_task(config.task, 0))
+        for lesson in warm_start_lessons(["climber"], load_config(whole), load_task(config.task, 0))
         for turn in lesson
     ]
     assert [list(lesson) for lesson in lessons] == [[turn] for turn in turns]
@@ -138,7 +138,7 @@ def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() 
         expected = [
             [(render_template(asked.template, row, ""), render_template(asked.answer, row, ""))] for row in task.train
         ]
-        assert warm_start_lessons(name, config, task) == expected
+        assert warm_start_lessons([name], config, task) == expected
 
 
 def test_characters_cannot_come_from_no_lessons() -> None:

@@ -17,6 +17,7 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
+from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.console import Console
@@ -102,7 +103,7 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     config, folder = new_run(root, *overrides)
     device = prepare_process(config)
     run = Run(folder, config.tracker, RunState())
-    console = Console(Style.plain, list(config.task.agents))
+    console = Console(Style.plain, list(config.task.agents), holders(config))
     trainer = build_trainer(config, folder, run, console, PreemptionHandler(), device, resumed=False)
     try:
         yield trainer

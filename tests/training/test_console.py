@@ -150,6 +150,15 @@ def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys:
     assert "  explained_variance min 0.000  " in line
 
 
+def test_what_is_measured_of_shared_weights_stands_at_each_agent_that_has_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
+    shared = {"shared/policy/entropy": 0.5, "shared/policy/approx_kl": 0.25}
+    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).iteration(told | shared, 60)
+    assert "  entropy 0.500/0.500  approx_kl 0.250/0.250  " in capsys.readouterr().out
+
+
 def test_of_an_agent_that_never_spoke_a_line_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"agent{place}" for place in range(8)]
     scores = {f"{name}/score/mean": float("nan") if place in (0, 5) else 3.0 for place, name in enumerate(names)}

@@ -94,15 +94,15 @@ def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     with pytest.raises(ResumeError, match="no intact checkpoint=7; those there: 1, and initial"):
-        find_weights(copy, "7", ["low"])
+        find_weights(copy, "7", {"low": "low"})
     with pytest.raises(ConfigError, match="names solo, who is no agent of this run; it has high low"):
-        find_weights(copy, "latest", ["solo"])
+        find_weights(copy, "latest", {"solo": "solo"})
     state = json.loads((copy / "run.json").read_text())
     state["evaluation"]["best"]["iteration"] = 3  # whose checkpoint could not be saved
     (copy / "run.json").write_text(json.dumps(state))
     with pytest.raises(ResumeError, match="no intact checkpoint=best, which is iteration 3; those there: 1"):
-        find_weights(copy, "best", ["low"])
+        find_weights(copy, "best", {"low": "low"})
     with (copy / "initial" / "low" / "model.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
-        find_weights(copy, "initial", ["low"])
+        find_weights(copy, "initial", {"low": "low"})

@@ -9,8 +9,10 @@ import pytest
 import torch
 from spoken import episode
 
+from ippo_cli.formulas import gae
 from ippo_cli.training.metrics import (
     METRICS,
+    explained_variance,
     greedy_metrics,
     is_documented,
     prefixed,
@@ -226,3 +228,52 @@ def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> Non
     assert all(is_documented(f"low/{key}") for key in found)
     for most in (9, None):
         assert not any("turn/" in key for key in turn_metrics(episodes, "low", rollout, scores, most))
+
+
+def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tensor | None = None) -> Targets:
+    mask, nothing = torch.ones(values.shape).bool(), torch.zeros(values.shape)
+    return Targets(
+        rewards=returns if rewards is None else rewards,
+        values=values,
+        final_values=nothing[:, 0],
+        ref_logprobs=nothing,
+        advantages=returns - values,
+        returns=returns,
+        loss_mask=mask,
+        value_mask=mask,
+        behavior_weights=nothing + 1,
+        sample_counts=mask.sum(dim=1),
+    )
+
+
+def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(targets_of(returns, returns), 1.0) == 1.0
+    assert explained_variance(targets_of(returns - 7, returns), 1.0) == 1.0, "an error that is everywhere the same"
+    assert explained_variance(targets_of(0 * returns, returns), 1.0) == 0.0
+    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
+    worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
+    assert explained_variance(worked_out, 1.0) == pytest.approx(1 - (2 / 3) / (5 / 3))
+    far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
+    assert explained_variance(far_off, 1.0) < -1e4, "a critic that is far off is told, however far"
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
+@pytest.mark.parametrize("length", [1, 8, 512])
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.95])
+def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
+    score: float, length: int, gae_lambda: float
+) -> None:
+    torch.manual_seed(0)
+    values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
+    rewards[:, -1] = score
+
+    def told(gamma: float = 1.0) -> float:
+        _, returns = gae(rewards, values, mask, gamma=gamma, gae_lambda=gae_lambda)
+        return explained_variance(targets_of(values, returns, rewards), gamma)
+
+    assert math.isnan(told())
+    if score and length > 1:
+        assert math.isfinite(told(gamma=0.9)), "later rewards are worth less"
+    rewards[::2, -1] += 0.01
+    assert math.isfinite(told()), "a hundredth is more than rounding"

@@ -27,6 +27,7 @@ from ippo_cli.training.preflight import (
     LOWERED_BY,
     Machine,
     Material,
+    disk_needs,
     memory_of,
     memory_warning,
     read_material,
@@ -277,6 +278,31 @@ def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_pa
     alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
     assert [frozen.weights for frozen in memory.references] == [2 * 7_615_616_512]
+
+
+def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
+    bytes_alike = "actor.alphabet=printable"  # the characters of all agents' lessons are more than those of one
+    independent, _ = small_config(tmp_path, bytes_alike)
+    each, own = needs(independent)
+    config, _ = small_config(tmp_path, bytes_alike, "team=shared_policy", "algorithm.kl.loss.coef=0.1")
+    material, shared = needs(config)
+    assert [model.name for model in shared.trained] == ["shared actor", "shared critic"]
+    assert [model.name for model in shared.references] == ["shared reference"]
+    assert [model.memory for model in shared.trained] == [model.memory for model in own.trained[:2]]
+    assert disk_needs(config, material, 1)[0] == disk_needs(independent, each, 1)[0] / 2
+    show_plan(config)
+    shown = capsys.readouterr().out
+    assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
+    assert "high reads" in shown
+
+
+def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
+    few = ["deepspeed.micro_batch_tokens=100000", "actor.alphabet=printable", "deepspeed.logit_chunk_tokens=1"]
+    alone, both = (
+        needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
+    )
+    longest = [model.backward for model in alone.trained if model.decodes]
+    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # but for one token's logits
 
 
 def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:

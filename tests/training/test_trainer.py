@@ -46,7 +46,7 @@ def test_greedy_episodes_are_played_with_the_luck_of_those_that_they_are_a_basel
     with a_trainer(tmp_path, "algorithm=remax", "task.num_turns=2", "rollout.max_new_tokens=3") as trainer:
         trainer.environments = EnvironmentPool(Noted)
         experience, _ = trainer.experience(4, Stopwatch())
-        assert trainer.state.agents["low"].actor.objective.response_budget == 6
+        assert trainer.state.team["low"].policy.objective.response_budget == 6
     greedy, sampled = seeds[:16], seeds[16:]
     assert greedy == sampled
     draws = Draws(seed=trainer.config.seed, purpose="train/4")

@@ -95,7 +95,7 @@ BY_HAND = {
 
 
 def value_heads(trainer: Trainer) -> Iterator[Any]:
-    for agent in trainer.state.agents.values():
+    for agent in trainer.state.team.values():
         assert agent.critic is not None
         yield agent.critic.engine.module.value_head.out
 
@@ -118,7 +118,7 @@ def test_advantages_of_several_turns_are_those_worked_out_by_hand(
         gae_lambda=0.5,
     )
     algorithm = Algorithm(config=settings, num_generations=1, seed=0)
-    targets, _ = algorithm.targets(market.state.agents, experience)
+    targets, _ = algorithm.targets(market.state.team, experience)
     for name in ("low", "high"):
         rollout, found = experience.rollouts[name], targets[name]
         for row, episode in enumerate(experience.episodes):
@@ -144,7 +144,7 @@ def test_values_are_those_of_everything_read_by_then(market: Trainer, experience
         for out in value_heads(market):
             out.weight.normal_()
     for name in ("low", "high"):
-        agent, rollout = market.state.agents[name], experience.rollouts[name]
+        agent, rollout = market.state.team[name], experience.rollouts[name]
         before, after = agent.values(rollout)
         for row, episode in enumerate(experience.episodes):
             read: list[list[int]] = []

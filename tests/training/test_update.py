@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from small import a_trainer
-
-from ippo_cli.formulas import gae
-from ippo_cli.training.update import explained_variance
-from ippo_cli.types import Targets
 
 RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.every=0"]
 
@@ -20,9 +14,8 @@ def one_iteration(root, *overrides):
         trainer.step()
         row = trainer.state.progress.row
         weights = {
-            f"{name}/{learner.stage}/{key}": value.clone()
-            for name, agent in trainer.state.agents.items()
-            for learner in agent.learners
+            f"{learner.name}/{learner.stage}/{key}": value.clone()
+            for learner in trainer.state.team.learners
             for key, value in learner.engine.module.state_dict().items()
         }
     return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}, weights
@@ -72,10 +65,10 @@ def test_the_ratio_is_one_before_the_first_step(tmp_path):
 @pytest.mark.slow
 def test_the_critic_alone_moves_during_its_warmup(tmp_path):
     with a_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
-        agent = trainer.state.agents["low"]
-        before = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
+        agent = trainer.state.team["low"]
+        before = {name: value.clone() for name, value in agent.policy.engine.module.state_dict().items()}
         trainer.step()
-        after = agent.actor.engine.module.state_dict()
+        after = agent.policy.engine.module.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert trainer.state.progress.row["low/value/steps"] == 8
         assert "low/policy/steps" not in trainer.state.progress.row
@@ -110,17 +103,17 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
     from ippo_cli.config.errors import NonFiniteError
 
     with a_trainer(tmp_path, *RAGGED, "critic.mini_batch_size=16") as trainer:  # one step of it per iteration
-        agent = trainer.state.agents["low"]
+        agent = trainer.state.team["low"]
         head = agent.critic.engine.module.value_head.out.weight
         with torch.no_grad():
             head.fill_(float("nan"))
-        policy = {name: value.clone() for name, value in agent.actor.engine.module.state_dict().items()}
+        policy = {name: value.clone() for name, value in agent.policy.engine.module.state_dict().items()}
         trainer.step()
         row = trainer.state.progress.row
         assert row["low/value/skipped_steps"] == 1
         assert row["low/policy/skipped_steps"] == 1
         assert row["high/value/skipped_steps"] == 0
-        after = agent.actor.engine.module.state_dict()
+        after = agent.policy.engine.module.state_dict()
         assert all(torch.equal(policy[name], after[name]) for name in policy)
         for _ in range(1, 4):
             trainer.step()
@@ -155,52 +148,3 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
-
-
-def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tensor | None = None) -> Targets:
-    mask, nothing = torch.ones(values.shape).bool(), torch.zeros(values.shape)
-    return Targets(
-        rewards=returns if rewards is None else rewards,
-        values=values,
-        final_values=nothing[:, 0],
-        ref_logprobs=nothing,
-        advantages=returns - values,
-        returns=returns,
-        loss_mask=mask,
-        value_mask=mask,
-        behavior_weights=nothing + 1,
-        sample_counts=mask.sum(dim=1),
-    )
-
-
-def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
-    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert explained_variance(targets_of(returns, returns), 1.0) == 1.0
-    assert explained_variance(targets_of(returns - 7, returns), 1.0) == 1.0, "an error that is everywhere the same"
-    assert explained_variance(targets_of(0 * returns, returns), 1.0) == 0.0
-    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
-    worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
-    assert explained_variance(worked_out, 1.0) == pytest.approx(1 - (2 / 3) / (5 / 3))
-    far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
-    assert explained_variance(far_off, 1.0) < -1e4, "a critic that is far off is told, however far"
-
-
-@pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
-@pytest.mark.parametrize("length", [1, 8, 512])
-@pytest.mark.parametrize("gae_lambda", [1.0, 0.95])
-def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
-    score: float, length: int, gae_lambda: float
-) -> None:
-    torch.manual_seed(0)
-    values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
-    rewards[:, -1] = score
-
-    def told(gamma: float = 1.0) -> float:
-        _, returns = gae(rewards, values, mask, gamma=gamma, gae_lambda=gae_lambda)
-        return explained_variance(targets_of(values, returns, rewards), gamma)
-
-    assert math.isnan(told())
-    if score and length > 1:
-        assert math.isfinite(told(gamma=0.9)), "later rewards are worth less"
-    rewards[::2, -1] += 0.01
-    assert math.isfinite(told()), "a hundredth is more than rounding"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -16,9 +15,6 @@ from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.types import Rollout
-
-StateDicts = tuple[dict[str, Tensor] | None, dict[str, Tensor] | None]
-"""Of the actor and of a separate critic."""
 
 
 class GenerationPolicy(Protocol):
@@ -57,31 +53,32 @@ class FrozenAgent:
 
 @dataclass(kw_only=True)
 class Agent:
-    """Owns everything that is trained for one name; no other agent holds any of it but a frozen reference."""
+    """What one agent writes with and is judged by: handles, for agents that share weights hold the same learners."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
-    actor: Learner
-    critic: Learner | None  # None when the actor carries the value head, or nothing has values
+    policy: Learner
+    critic: Learner | None  # None when the policy carries the value head, or nothing has values
     reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
     temperature: float
     chunk_tokens: int
 
     @property
     def model_config(self) -> PretrainedConfig:
-        return self.actor.engine.module.lm.config
-
-    @property
-    def learners(self) -> list[Learner]:
-        return [self.actor] if self.critic is None else [self.actor, self.critic]
+        return self.policy.engine.module.lm.config
 
     @property
     def has_values(self) -> bool:
-        """Whether there is a value function, of its own or on the actor."""
-        return any(isinstance(learner.objective, ValueFunction) for learner in self.learners)
+        """Whether there is a value function, a model of its own or on the policy."""
+        return isinstance(self._valuing.objective, ValueFunction)
+
+    @property
+    def _valuing(self) -> Learner:
+        """Who has the values, if anybody has."""
+        return self.policy if self.critic is None else self.critic
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
-        return self.actor.engine.inference(gather=gather)  # type: ignore[return-value]
+        return self.policy.engine.inference(gather=gather)  # type: ignore[return-value]
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -91,20 +88,20 @@ class Agent:
         """
         before = torch.zeros_like(rollout.logprobs)
         after = before.new_zeros(len(before))
-        for learner in self.learners:
-            if isinstance(learner.objective, ValueFunction):
-                learner.engine.eval()
-                for rows, sequences in learner.sequences(rollout, final=True):
-                    new, final = learner.objective.values(learner.engine, sequences)
-                    before[rows, : new.shape[1]] = new
-                    after[rows] = final
+        learner = self._valuing
+        if isinstance(learner.objective, ValueFunction):
+            learner.engine.eval()
+            for rows, sequences in learner.sequences(rollout, final=True):
+                new, final = learner.objective.values(learner.engine, sequences)
+                before[rows, : new.shape[1]] = new
+                after[rows] = final
         return before, after
 
     @torch.no_grad()
     def rescored(self, rollout: Rollout) -> Rollout:
         """The same responses with log-probabilities of the training forward; what they were drawn from stays."""
-        self.actor.engine.eval()
-        return replace(rollout, logprobs=self._logprobs(self.actor.engine, rollout))
+        self.policy.engine.eval()
+        return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
@@ -115,7 +112,7 @@ class Agent:
 
     def _logprobs(self, policy: Callable[..., PolicyOutput], rollout: Rollout) -> Tensor:
         result = torch.zeros_like(rollout.logprobs)
-        for rows, sequences in self.actor.sequences(rollout, final=False):
+        for rows, sequences in self.policy.sequences(rollout, final=False):
             new = policy(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
             result[rows, : new.shape[1]] = new
         return result
@@ -125,35 +122,10 @@ class Agent:
         """The exact divergence of the policy from its reference in the state before each action token, `[B, R]`."""
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
-        self.actor.engine.eval()
-        for rows, sequences in self.actor.sequences(rollout, final=False):
-            output = self.actor.engine(
+        self.policy.engine.eval()
+        for rows, sequences in self.policy.sequences(rollout, final=False):
+            output = self.policy.engine(
                 sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
             )
             result[rows, : output.full_kl.shape[1]] = output.full_kl
         return result
-
-    def state_dicts(self) -> StateDicts:
-        """The weights of the actor and of a separate critic, whole on rank 0 and None elsewhere. Collective."""
-        critic = self.critic
-        return self.actor.engine.full_state_dict(), None if critic is None else critic.engine.full_state_dict()
-
-    def save_pretrained(self, folder: Path, weights: StateDicts) -> list[Path]:
-        """`actor/` and `critic/` as `from_pretrained` reads them, on the rank that has the weights; its files."""
-        policy_weights, critic_weights = weights
-        if policy_weights is None:
-            return []
-        policy: Policy = self.actor.engine.module
-        policy.lm.save_pretrained(folder / "actor", state_dict=_below("lm.", policy_weights))
-        self.tokenizer.save_pretrained(folder / "actor")
-        if self.critic is not None:
-            self.critic.engine.module.save_pretrained(folder / "critic", state_dict=critic_weights)
-            self.tokenizer.save_pretrained(folder / "critic")
-        elif policy.value_head is not None:
-            policy.value_head.save_pretrained(folder / "critic", state_dict=_below("value_head.", policy_weights))
-        return [file for part in ("actor", "critic") for file in (folder / part).rglob("*") if file.is_file()]
-
-
-def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a submodule under its own names."""
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

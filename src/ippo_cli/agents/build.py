@@ -1,30 +1,31 @@
-"""Making agents: models are loaded, engines are built, and what is shared is decided, here and once."""
+"""Making a team: models are loaded, engines are built, and what is shared is decided, here and once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.arithmetic import critic_mini_batch_size
 from ippo_cli.config.schema import (
     ActorConfig,
-    AgentConfig,
     Config,
-    CriticConfig,
     DeepspeedConfig,
     Dtype,
     OptimizerConfig,
     SeparateCriticConfig,
-    TeamKind,
     ValueHeadCriticConfig,
 )
+from ippo_cli.config.teams import members
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
@@ -37,27 +38,32 @@ from ippo_cli.tasks.task import response_budgets
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 
 
-def build_agents(config: Config, weights: dict[str, Path | str], device: torch.device) -> dict[str, Agent]:
-    """Models and engines of every agent, in the order of the task's agents on every rank."""
+def build_team(config: Config, weights: Mapping[str, Path | str], device: torch.device) -> Team:
+    """Models and engines, and the agents that have them, in the same order on every rank.
+
+    `weights`: where each actor starts, by the name that its weights go by.
+    """
     references: dict[str, Policy] = {}
-    agents: dict[str, Agent] = {}
-    for name, agent in config.task.agents.items():
-        tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
-        agents[name] = BUILDERS[config.team.kind](
-            config, name, agent, str(weights[name]), tokenizer, references, device
-        )
-    return agents
+    built: dict[str, Agent] = {}
+    learners: list[Learner] = []
+    for holder, names in members(config).items():
+        one = _build_agent(config, holder, names, str(weights[holder]), references, device)
+        built |= {name: replace(one, name=name) for name in names}
+        learners += [one.policy] if one.critic is None else [one.policy, one.critic]
+    return Team(agents={name: built[name] for name in config.task.agents}, learners=learners)
 
 
 def _build_agent(
     config: Config,
-    name: str,
-    agent: AgentConfig,
+    holder: str,
+    names: tuple[str, ...],
     weights: str,
-    tokenizer: PreTrainedTokenizerBase,
     references: dict[str, Policy],
     device: torch.device,
 ) -> Agent:
+    """The first of the agents that have these weights; the others differ from it in name."""
+    agent = config.task.agents[names[0]]
+    tokenizer = load_tokenizer(weights, agent.actor.revision)
     lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
     refuse_unreadable_tokens(tokenizer, lm, f"actor.model={weights}")
     # Before an engine spreads it.
@@ -71,32 +77,28 @@ def _build_agent(
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
     reference = _reference(agent.actor, weights, references, device) if needs_reference else None
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
-    budget = response_budgets(config)[name]
+    actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, device)
     return Agent(
-        name=name,
+        name=names[0],
         tokenizer=tokenizer,
-        actor=_actor_learner(config, policy, agent.actor, agent.critic, reference, chunk_tokens, budget, device),
-        critic=_critic_learner(config, agent.actor, agent.critic, weights, budget, device) if separate else None,
+        policy=actor,
+        critic=_critic_learner(config, holder, names, weights, device) if separate else None,
         reference=reference,
         temperature=config.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
 
 
-# What agents share decides how each is made.
-BUILDERS = {TeamKind.independent: _build_agent}
-
-
 def _actor_learner(
     config: Config,
+    holder: str,
+    names: tuple[str, ...],
     policy: Policy,
-    actor: ActorConfig,
-    critic: CriticConfig,
     reference: Policy | None,
     chunk_tokens: int,
-    response_budget: int,
     device: torch.device,
 ) -> Learner:
+    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
     if reference is not None and not reference.packs:
@@ -108,43 +110,46 @@ def _actor_learner(
         assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
     return Learner(
+        name=holder,
+        trains=names,
         engine=_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
         objective=objective(
             config=config.algorithm,
-            response_budget=response_budget,
+            response_budget=_response_budget(config, names),
             temperature=config.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
         ),
         optimizer=actor,
-        mini_batch_size=config.algorithm.mini_batch_size or config.rollout.buffer_size,
+        mini_batch_size=len(names) * (config.algorithm.mini_batch_size or config.rollout.buffer_size),
         ppo_epochs=config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
 
 
-def _critic_learner(
-    config: Config,
-    actor: ActorConfig,
-    critic: CriticConfig,
-    weights: str,
-    response_budget: int,
-    device: torch.device,
-) -> Learner:
+def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights: str, device: torch.device) -> Learner:
+    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
     assert isinstance(critic, SeparateCriticConfig)
     model = load_critic(critic, weights, actor.revision)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return Learner(
+        name=holder,
+        trains=names,
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
-        objective=ValueObjective(config=config.algorithm, response_budget=response_budget),
+        objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
-        mini_batch_size=critic_mini_batch_size(config, critic),
+        mini_batch_size=len(names) * critic_mini_batch_size(config, critic),
         ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
+
+
+def _response_budget(config: Config, names: tuple[str, ...]) -> int:
+    """Tokens of one row: a constant of the loss, so it is that of the agent who may write most."""
+    return max(response_budgets(config)[name] for name in names)
 
 
 def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None) -> ValueModel:

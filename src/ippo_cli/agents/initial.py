@@ -17,7 +17,8 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import AgentConfig, Alphabet, Config, History, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import Alphabet, Config, History, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.teams import holders, members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor
@@ -27,26 +28,28 @@ from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, ta
 WARM_START_EXAMPLES = 8192
 RANDOM_EPISODES = 512  # of random play, in which answers are many to an example
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
-Progress = Callable[[str, int, int, float], None]  # agent, step, steps, loss
-Weights = Mapping[str, Path | str]  # of each agent: a folder or hub id
+Progress = Callable[[str, int, int, float], None]  # agent or group, step, steps, loss
+Weights = Mapping[str, Path | str]  # by the name that they go by (`members`): a folder or hub id
 
 
 def initial_weights(
     config: Config, task: Task, run_folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Path | str]:
-    """Where each agent's actor starts from: a model made locally is made now, and copied into the run's folder.
+    """Where each actor starts from: a model made locally is made now, and copied into the run's folder.
 
-    The copy is what resuming and the KL reference use, whatever becomes of the cache. An agent for whom no answers are
-    known starts from random weights, and `say` is told.
+    The copy is what resuming and the KL reference use, whatever becomes of the cache. A model for whose agents no
+    answers are known starts from random weights, and `say` is told.
     """
     return {
-        name: _initial(config, name, agent, task, run_folder, progress, say)
-        for name, agent in config.task.agents.items()
+        holder: _initial(config, holder, names, task, run_folder, progress, say)
+        for holder, names in members(config).items()
     }
 
 
-def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
-    """What a model made locally gets its characters and first lessons from; nothing where no answers are known.
+def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
+    """What a model made locally gets its characters and first lessons from, all of its agents' in turn.
+
+    Nothing where no answers are known.
 
     An agent that reads its latest observation alone has a lesson from every turn: it will never read two in a row.
     """
@@ -57,9 +60,10 @@ def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
     examples = first_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
     environment = task_environments(config.task)()
     try:
-        lessons = played_lessons(environment, agents, examples, config.seed)[name]
+        played = played_lessons(environment, agents, examples, config.seed)
     finally:
         environment.close()
+    lessons = [lesson for name in names for lesson in played[name]]
     if config.rollout.history is History.latest:
         return [[turn] for lesson in lessons for turn in lesson]
     return lessons
@@ -68,21 +72,22 @@ def warm_start_lessons(name: str, config: Config, task: Task) -> list[Lesson]:
 def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
     """The same configuration, with the commit as the revision of every hub model.
 
-    `initial/NAME.json` in the run's folder says what agent NAME began with: the commit, or every file's sha256. It is
-    written when the run begins; where it is there, what the folder or hub holds now must be the same, since the KL
-    reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
+    `initial/NAME.json` in the run's folder says what the actor of agent or group NAME began with: the commit, or every
+    file's sha256. It is written when the run begins; where it is there, what the folder or hub holds now must be the
+    same, since the KL reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
     """
     commits = distributed.on_main(lambda: _pin(config, weights, run_folder))
+    holder_of = holders(config)
     agents = {
-        name: replace(agent, actor=replace(agent.actor, revision=commits[name] or agent.actor.revision))
+        name: replace(agent, actor=replace(agent.actor, revision=commits[holder_of[name]] or agent.actor.revision))
         for name, agent in config.task.agents.items()
     }
     return replace(config, task=replace(config.task, agents=agents))
 
 
-def record_file(run_folder: Path, agent: str) -> Path:
-    """What an agent of the run began with."""
-    return run_folder / "initial" / f"{agent}.json"
+def record_file(run_folder: Path, holder: str) -> Path:
+    """What an agent or group of the run began with."""
+    return run_folder / "initial" / f"{holder}.json"
 
 
 def description(model: Path | str, revision: str | None) -> dict[str, Any]:
@@ -115,15 +120,16 @@ def verified(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
     """Raise `ConfigError` for a critic to which its actor's token ids mean something else."""
-    for name, agent in config.task.agents.items():
+    for holder, names in members(config).items():
+        agent = config.task.agents[names[0]]
         critic = agent.critic
         if not isinstance(critic, SeparateCriticConfig):
             continue
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)
-        if source is None or source == str(weights[name]):
+        if source is None or source == str(weights[holder]):
             continue
-        tokenizer = load_tokenizer(str(weights[name]), agent.actor.revision)
+        tokenizer = load_tokenizer(str(weights[holder]), agent.actor.revision)
         _refuse_other_vocabulary(
             f"critic.{key}={source}", source, critic.revision if key == "model" else None, tokenizer
         )
@@ -167,11 +173,12 @@ def _embeddings(source: str, revision: str | None) -> int | None:
 
 
 def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
-    """Records of all agents, verified or written; the commits of those from the hub. Equal models are read once."""
+    """Records by holder, verified or written; the commits of those from the hub. Equal models are read once."""
     known: dict[tuple[str, str | None], dict[str, Any]] = {}
     commits: dict[str, str | None] = {}
-    for name, agent in config.task.agents.items():
-        model, revision, file = weights[name], agent.actor.revision, record_file(run_folder, name)
+    for holder, names in members(config).items():
+        revision = config.task.agents[names[0]].actor.revision
+        model, file = weights[holder], record_file(run_folder, holder)
         key = (str(model), revision)
         if file.exists():
             known[key] = known.get(key) or verified(model, read_record(file))
@@ -182,7 +189,7 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
                 partial = file.with_suffix(".partial")
                 partial.write_text(json.dumps(known[key], indent=1) + "\n")
                 partial.rename(file)
-        commits[name] = known[key]["commit"]
+        commits[holder] = known[key]["commit"]
     return commits
 
 
@@ -202,26 +209,27 @@ def _sha256(file: Path) -> str:
 
 def _initial(
     config: Config,
-    name: str,
-    agent: AgentConfig,
+    holder: str,
+    names: Sequence[str],
     task: Task,
     run_folder: Path,
     progress: Progress,
     say: Callable[[str], None],
 ) -> Path | str:
-    actor = agent.actor
+    actor = config.task.agents[names[0]].actor
     if not isinstance(actor, TinyActorConfig):
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
-    kept = run_folder / "initial" / name
-    distributed.on_main(lambda: _make(config, actor, name, task, kept, progress, say))
+    kept = run_folder / "initial" / holder
+    distributed.on_main(lambda: _make(config, actor, holder, names, task, kept, progress, say))
     return kept
 
 
 def _make(
     config: Config,
     actor: TinyActorConfig,
-    name: str,
+    holder: str,
+    names: Sequence[str],
     task: Task,
     kept: Path,
     progress: Progress,
@@ -230,14 +238,17 @@ def _make(
     """A model made locally, in the folder; one that is there already stays."""
     if kept.is_dir():
         return
-    partial = kept.with_name(f".{name}.partial")
-    cache, lessons = Path(config.output_dir) / ".cache", warm_start_lessons(name, config, task)
-    refuse_nothing_to_read(name, actor, lessons)
+    partial = kept.with_name(f".{holder}.partial")
+    cache, lessons = Path(config.output_dir) / ".cache", warm_start_lessons(names, config, task)
+    refuse_nothing_to_read(names[0], actor, lessons)
     if actor.warm_start_steps and not lessons:
-        say(f"{name} starts from random weights: task.agents.{name} has no answer, and the task offers no random play")
+        say(
+            f"{holder} starts from random weights: task.agents.{names[0]} has no answer, and the task offers no random "
+            "play"
+        )
     with storing(str(cache)):
         made = make_tiny_actor(
-            actor, lessons, config.seed, cache, lambda step, steps, loss: progress(name, step, steps, loss)
+            actor, lessons, config.seed, cache, lambda step, steps, loss: progress(holder, step, steps, loss)
         )
     with storing(str(kept)):
         shutil.rmtree(partial, ignore_errors=True)

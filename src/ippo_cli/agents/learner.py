@@ -1,20 +1,23 @@
-"""A learner: one engine, how it is stepped, and its learning rate over a run."""
+"""A learner: one engine, whose rows it learns from, how it is stepped, and its learning rate over a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
+from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
@@ -23,10 +26,12 @@ from ippo_cli.types import Minibatch, Rollout, StepContext
 class Learner:
     """An engine, what it is trained for, and the numbers of its update."""
 
+    name: str  # of the agent or group whose weights it trains: names its metrics and its checkpoint's folder
+    trains: tuple[str, ...]  # the agents whose rows it learns from, in the task's order
     engine: Engine[Any]
     objective: Objective
     optimizer: OptimizerConfig
-    mini_batch_size: int  # sequences per optimizer step, global
+    mini_batch_size: int  # rows per optimizer step, of all its agents together and over all ranks
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
@@ -40,7 +45,7 @@ class Learner:
 
     @property
     def stage(self) -> str:
-        """What its metrics and its checkpoint's folder are named after."""
+        """What its metrics and its checkpoint's folder are named after, below its name."""
         return self.objective.stage
 
     @property
@@ -65,6 +70,33 @@ class Learner:
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
         sequences = build_sequences(batch.rollout, rows, packed=self.packs, final=self.objective.reads_final)
         return self.objective.losses(self.engine, sequences, batch, context)
+
+    def save_pretrained(
+        self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase
+    ) -> list[Path]:
+        """`actor/` or `critic/` as `from_pretrained` reads them, both of a policy with a value head; the files of them.
+
+        Written on the rank that has the weights.
+        """
+        if weights is None:
+            return []
+        module, saved = self.engine.module, folder / "critic"
+        if isinstance(module, Policy):
+            saved = folder / "actor"
+            module.lm.save_pretrained(saved, state_dict=_below("lm.", weights))
+        else:
+            module.save_pretrained(saved, state_dict=weights)
+        tokenizer.save_pretrained(saved)
+        folders = [saved]
+        if isinstance(module, Policy) and module.value_head is not None:
+            folders.append(folder / "critic")
+            module.value_head.save_pretrained(folders[-1], state_dict=_below("value_head.", weights))
+        return [file for part in folders for file in part.rglob("*") if file.is_file()]
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a submodule under its own names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

@@ -61,12 +61,18 @@ class Algorithm:
     def targets(
         self, agents: Mapping[str, Agent], experience: Experience
     ) -> tuple[dict[str, Targets], dict[str, float]]:
-        """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use."""
+        """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use.
+
+        With `credit=auto`, whether turns are the actions is one answer for all agents that have one policy.
+        """
         targets: dict[str, Targets] = {}
         kl_coef: dict[str, float] = {}
+        own = {name: self._by_turn(experience.rollouts[name]) for name in agents}
+        by_turn = {agent.policy.name for name, agent in agents.items() if own[name]}
         for name, agent in agents.items():
             targets[name], kl_coef[name] = self._agent_targets(
                 agent,
+                agent.policy.name in by_turn,
                 experience.batch,
                 experience.rollouts[name],
                 experience.scores[name],
@@ -77,13 +83,13 @@ class Algorithm:
     def _agent_targets(
         self,
         agent: Agent,
+        by_turn: bool,
         batch: Batch,
         rollout: Rollout,
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
     ) -> tuple[Targets, float]:
         config, mask = self.config, rollout.response_mask
-        by_turn = self._by_turn(rollout)
         values, final_values = agent.values(rollout)
         if by_turn and config.advantage.needs_critic:
             pooled = config.value_unit is ValueUnit.turn

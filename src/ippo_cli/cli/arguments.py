@@ -29,7 +29,7 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"task\.(environment|dataset)_args(\..+)?"
+OPEN = r"(task\.(environment|dataset)_args|team\.groups)(\..+)?"
 """Keys below which others may be typed."""
 
 

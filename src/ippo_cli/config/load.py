@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "gsm8k": schema.Gsm8kRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
-    "team": {"independent": schema.TeamConfig},
+    "team": {"independent": schema.IndependentTeamConfig, "shared_policy": schema.SharedPolicyConfig},
 }
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {
@@ -225,7 +225,16 @@ def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
     kind = str(value.get("kind"))
     if kind not in KINDS[group]:
         raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))
+    _refuse_keys_of_others(group, kind, value, where)
     return _object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
+
+
+def _refuse_keys_of_others(group: str, kind: str, value: dict[str, Any], where: str) -> None:
+    """Raise for a key that another kind of the group has: it was added by force, for it may have any keys below it."""
+    known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
+    for leaf in value.keys() - known[kind]:
+        if others := [f"{group}={option}" for option in known if leaf in known[option]]:
+            raise ConfigError(f"{where}{leaf}", f"is no key of {group}={kind}", "use " + " or ".join(others))
 
 
 def _object(cls: type[T], value: dict[str, Any], where: str) -> T:

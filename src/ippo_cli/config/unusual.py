@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.schema import ActorKind, Config, JsonlConfig, SeparateCriticConfig
+from ippo_cli.config.schema import ActorKind, Config, ConversationConfig, JsonlConfig, SeparateCriticConfig
+from ippo_cli.config.teams import members
 from ippo_cli.config.text import listed
 
 HIGHEST_USUAL_RATE = 1e-5  # of PPO on all weights of a pretrained model: verl takes 1e-6 for actors, 1e-5 for critics
@@ -125,6 +126,24 @@ def _older_environment(settings: Settings) -> str | None:
     return f"task.env_id={env_id} is an older version; {settings.newer_environment} is the newest"
 
 
+def _equal_prompts(settings: Settings) -> str | None:
+    """Of agents that are asked at once about the same example, by one policy, for different answers."""
+    task = settings.config.task
+    if not isinstance(task, ConversationConfig) or task.protocol != "parallel":
+        return None
+    for names in members(settings.config).values():
+        asked: dict[tuple[str, str | None], str] = {}
+        for name in names:
+            agent = task.agents[name]
+            first = asked.setdefault((agent.template, agent.system), name)
+            if agent.answer != task.agents[first].answer:
+                return (
+                    f"{listed([first, name])} are one policy and have the same prompt for different answers; "
+                    "say in their templates who is asked"
+                )
+    return None
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -134,5 +153,6 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "unused_chat_template": _unused_template,
     "dry_run": _dry_failure,
     "older_environment": _older_environment,
+    "equal_prompts": _equal_prompts,
 }
 """By the name under which `run.json` keeps what was said."""

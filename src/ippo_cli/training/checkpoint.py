@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig
@@ -58,7 +58,7 @@ class Progress:
 class State:
     """Everything that a checkpoint holds."""
 
-    agents: Mapping[str, Agent]
+    team: Team
     algorithm: Algorithm
     moments: dict[str, ScoreMoments]  # of each agent's scores
     progress: Progress
@@ -142,7 +142,7 @@ class Checkpoints:
                 write_pointer(self.folder, "best", INITIAL)
 
     def load(self, state: State) -> Path:
-        """Restore the newest intact checkpoint into freshly built agents. Raises `ResumeError` where there is none."""
+        """Restore the newest intact checkpoint into a freshly built team. Raises `ResumeError` where there is none."""
         folder = distributed.on_main(lambda: newest_intact(self.folder))
         if folder is None:
             raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
@@ -150,10 +150,9 @@ class Checkpoints:
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{folder} was written by a version with another checkpoint format")
         refuse_other_world_size(folder, distributed.world_size())
-        for name, agent in state.agents.items():
-            for learner in agent.learners:
-                learner.engine.load(folder / name / f"engine_{learner.stage}")
-                learner.skipped_in_a_row = stored["skipped_in_a_row"][name][learner.stage]
+        for learner in state.team.learners:
+            learner.engine.load(folder / learner.name / f"engine_{learner.stage}")
+            learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.progress = Progress(**stored["progress"])
@@ -176,13 +175,13 @@ class Checkpoints:
                 temporary.mkdir(parents=True)
         if any(distributed.gather_objects(failures)):
             return failures, {}
-        for name, agent in state.agents.items():
-            for learner in agent.learners:
-                with noting(failures):
-                    written += learner.engine.save(temporary / name / f"engine_{learner.stage}")
-            weights = agent.state_dicts()
+        for learner in state.team.learners:
+            own = temporary / learner.name
             with noting(failures):
-                written += agent.save_pretrained(temporary / name, weights)
+                written += learner.engine.save(own / f"engine_{learner.stage}")
+            weights = learner.engine.full_state_dict()
+            with noting(failures):
+                written += learner.save_pretrained(own, weights, state.team.tokenizer(learner))
         with noting(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
@@ -241,16 +240,16 @@ def _mib(size: int) -> str:
 
 
 def _stored(state: State) -> dict[str, Any]:
+    skipped: dict[str, dict[str, int]] = {}
+    for learner in state.team.learners:
+        skipped.setdefault(learner.name, {})[learner.stage] = learner.skipped_in_a_row
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": distributed.world_size(),
         "progress": asdict(state.progress),
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
-        "skipped_in_a_row": {
-            name: {learner.stage: learner.skipped_in_a_row for learner in agent.learners}
-            for name, agent in state.agents.items()
-        },
+        "skipped_in_a_row": skipped,
         "run": {
             "evaluation": state.run.evaluation,
             "iterations": state.run.iterations,

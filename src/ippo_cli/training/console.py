@@ -48,8 +48,10 @@ USUAL_NUMBER = -0.123  # as wide as most numbers are; a line's layout must not c
 class Console:
     """Everything printed by a training process. Model text is shown escaped and cut."""
 
-    def __init__(self, style: Style, agents: Sequence[str]) -> None:
+    def __init__(self, style: Style, agents: Sequence[str], holder_of: Mapping[str, str] | None = None) -> None:
+        """`holder_of`: by agent, the name that its weights go by; left out, its own."""
         self.agents = list(agents)
+        self._holder_of = holder_of or {}
         if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the locale does not have ends no training
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = RichConsole(highlight=False, soft_wrap=True)
@@ -108,6 +110,7 @@ class Console:
         """One finished iteration."""
         if not self._main:
             return
+        row = dict(row) | self._of_holders(row)
         for name in self.agents:
             self._history[name].append(row[f"{name}/score/mean"])
         number = int(row["iteration"])
@@ -120,6 +123,15 @@ class Console:
         self._clear_bars()
         self._panel = self._view(row, num_iterations, left)
         self._live.update(Group(self._panel, self._bars))
+
+    def _of_holders(self, row: Mapping[str, float]) -> dict[str, float]:
+        """What was measured of weights that several agents have, under the name of each."""
+        return {
+            key: row[shared]
+            for name, holder in self._holder_of.items()
+            for column in COLUMNS
+            if (key := _key(name, column)) not in row and (shared := _key(holder, column)) in row
+        }
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
         """Held-out scores, the primary one first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
 from ippo_cli.config.schema import Config
+from ippo_cli.config.teams import holders, members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
@@ -56,7 +57,7 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
     configuration another one for this evaluation. Returns the file.
     """
-    return _evaluate(config, find_weights(folder, checkpoint, list(config.task.agents)), folder, overrides)
+    return _evaluate(config, find_weights(folder, checkpoint, holders(config)), folder, overrides)
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
@@ -78,12 +79,13 @@ def _evaluate(
     try:
         environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
         held.callback(environments.close)
-        policies = {}
-        for name, agent in config.task.agents.items():
-            record = subject.models[name]
-            policy = Policy(load_causal_lm(record["model"], record["commit"], agent.actor.dtype)).to(device).eval()
+        policies: dict[str, FrozenAgent] = {}
+        for names in members(config).values():
+            record, dtype = subject.models[names[0]], config.task.agents[names[0]].actor.dtype
+            policy = Policy(load_causal_lm(record["model"], record["commit"], dtype)).to(device).eval()
             tokenizer = load_tokenizer(record["model"], record["commit"])
-            policies[name] = FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
+            policies |= {name: FrozenAgent(name=name, tokenizer=tokenizer, policy=policy) for name in names}
+        policies = {name: policies[name] for name in config.task.agents}
         held_out = load_held_out(config.task, config.seed)
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
@@ -151,32 +153,35 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
     return f"{weights}-seed{seed}{digest}.json"
 
 
-def find_weights(folder: Path, checkpoint: str, agents: Sequence[str]) -> Subject:
-    """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`."""
+def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
+    """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
+
+    `holder_of`: by agent, the name that its weights go by.
+    """
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
-        models = {name: _initial_model(folder, name) for name in agents}
+        models = {name: _initial_model(folder, holder) for name, holder in holder_of.items()}
         return Subject(name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0})
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
     models: dict[str, Record] = {}
-    for name in agents:
-        place = f"{name}/actor/"
+    for name, holder in holder_of.items():
+        place = f"{holder}/actor/"
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
-        models[name] = {"model": str(found / name / "actor"), "commit": None, "sha256": digests}
+        models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
 
 
-def _initial_model(folder: Path, agent: str) -> Record:
-    """What an agent of the run began with: the run's own copy, or the model that it was loaded from."""
-    record = read_record(record_file(folder, agent))
-    own = folder / INITIAL / agent
+def _initial_model(folder: Path, holder: str) -> Record:
+    """What an agent or group of the run began with: the run's own copy, or the model that it was loaded from."""
+    record = read_record(record_file(folder, holder))
+    own = folder / INITIAL / holder
     return verified(own, record) | {"model": str(own)} if own.is_dir() else verified(record["model"], record)
 
 

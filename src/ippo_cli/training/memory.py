@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
+from ippo_cli.config.teams import holders, members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -107,7 +108,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
     """Of a whole run; a rank decodes at most `rows` rows in one rollout."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     parks = several_turns and config.rollout.history is not History.latest
-    trained = tuple(model for name, agent in shapes.items() for model in _trained(config, name, agent, ranks, rows))
+    trained = tuple(_trained(config, shapes, ranks, rows))
     return Memory(
         trained=trained,
         references=tuple(_references(config, shapes)),
@@ -120,7 +121,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
 def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
     """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
     total = 0.0
-    for model in (part for name, agent in shapes.items() for part in _trained(config, name, agent, ranks, rows=1)):
+    for model in _trained(config, shapes, ranks, rows=1):
         master = 0 if _stage(config, model.width, ranks) == 0 else 4
         total += model.shape.parameters * (2 * model.width + master + 8)
     return total
@@ -131,36 +132,40 @@ def needs_reference(config: Config) -> bool:
     return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
 
 
-def _trained(config: Config, name: str, agent: AgentShapes, ranks: int, rows: int) -> Iterator[Trained]:
-    settings = config.task.agents[name]
-    actor, critic = settings.actor, settings.critic
-    mini = config.algorithm.mini_batch_size or config.rollout.buffer_size
-    yield _engine(
-        config,
-        f"{name} actor",
-        agent.actor,
-        actor.dtype,
-        ranks,
-        agent.length.row,
-        rows,
-        mini,
-        checkpointed=actor.gradient_checkpointing,
-        decodes=True,
-    )
-    if agent.critic is not None:
-        assert isinstance(critic, SeparateCriticConfig)
+def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
+    """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
+    for holder, names in members(config).items():
+        settings, agent = config.task.agents[names[0]], shapes[names[0]]
+        actor, critic = settings.actor, settings.critic
+        longest = max(shapes[name].length.row for name in names)
         yield _engine(
             config,
-            f"{name} critic",
-            agent.critic,
-            critic.dtype,
+            f"{holder} actor",
+            agent.actor,
+            actor.dtype,
             ranks,
-            agent.length.row,
+            longest,
             rows,
-            critic_mini_batch_size(config, critic),
-            checkpointed=critic.gradient_checkpointing,
-            decodes=False,
+            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            agents=len(names),
+            checkpointed=actor.gradient_checkpointing,
+            decodes=True,
         )
+        if agent.critic is not None:
+            assert isinstance(critic, SeparateCriticConfig)
+            yield _engine(
+                config,
+                f"{holder} critic",
+                agent.critic,
+                critic.dtype,
+                ranks,
+                longest,
+                rows,
+                critic_mini_batch_size(config, critic),
+                agents=len(names),
+                checkpointed=critic.gradient_checkpointing,
+                decodes=False,
+            )
 
 
 def _engine(
@@ -173,6 +178,7 @@ def _engine(
     rows: int,
     mini: int,
     *,
+    agents: int,
     checkpointed: bool,
     decodes: bool,
 ) -> Trained:
@@ -188,7 +194,7 @@ def _engine(
         offload_params=deepspeed.offload_params,
     )
     # A row that is longer than the budget is a batch of its own.
-    micro = min(max(deepspeed.micro_batch_tokens, longest), longest * min(rows, max(mini // ranks, 1)))
+    micro = min(max(deepspeed.micro_batch_tokens, longest), longest * agents * min(rows, max(mini // ranks, 1)))
     scored = min(max(deepspeed.forward_batch_tokens, longest), longest * rows)
     chunk = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1)
     logits = shape.vocabulary if decodes else 0
@@ -253,12 +259,13 @@ def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[F
     if not needs_reference(config):
         return
     known: set[tuple[str, Dtype]] = set()
+    holder_of = holders(config)
     for name, agent in shapes.items():
         settings = config.task.agents[name]
         key = (agent.weights, settings.actor.dtype)
         if key not in known:
             known.add(key)
-            yield Frozen(name=f"{name} reference", shape=agent.actor, width=_width(settings.actor.dtype))
+            yield Frozen(name=f"{holder_of[name]} reference", shape=agent.actor, width=_width(settings.actor.dtype))
 
 
 def _update(model: Trained) -> float:

@@ -6,19 +6,21 @@ import math
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import masked_mean
+from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 
+ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 SHOWN_TURNS = 8  # whose scores are logged one by one, where an agent has no more
 
-# `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names.
+# `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names; `<learner>` for the agent's, or for that
+# of the group whose agents share their weights.
 METRICS: dict[str, str] = {
     "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
     "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, of rows that have one; "
@@ -53,31 +55,32 @@ METRICS: dict[str, str] = {
     "<agent>/score/greedy": "algorithm.advantage=greedy_baseline: mean score of the greedy responses",
     "<agent>/kl/reference": "mean log-ratio (k1) of the sampled tokens to the initial policy",
     "<agent>/kl/reward_coef": "coefficient of the reward's KL term in this iteration",
-    "<agent>/policy/learning_rate": "the actor's learning rate in this iteration",
-    "<agent>/policy/loss": "mean policy loss per token, without entropy and KL terms",
-    "<agent>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
-    "<agent>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
-    "<agent>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps",
-    "<agent>/policy/ratio": "mean probability ratio in the first epoch",
-    "<agent>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch",
-    "<agent>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: numerical noise",
-    "<agent>/policy/clip_fraction": "share of tokens whose ratio lies outside the clip range",
-    "<agent>/policy/grad_norm": "mean gradient norm before clipping",
-    "<agent>/policy/steps": "optimizer steps in this iteration",
-    "<agent>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
-    "<agent>/policy/stopped_early": "1 where target_kl ended the iteration's policy steps",
-    "<agent>/value/learning_rate": "the critic's learning rate in this iteration",
-    "<agent>/value/loss": "mean value loss per token, before value_loss_coef",
-    "<agent>/value/grad_norm": "mean gradient norm before clipping",
-    "<agent>/value/steps": "optimizer steps in this iteration",
-    "<agent>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    "<learner>/policy/learning_rate": "the actor's learning rate in this iteration",
+    "<learner>/policy/loss": "mean policy loss per token, without entropy and KL terms",
+    "<learner>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
+    "<learner>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
+    "<learner>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps",
+    "<learner>/policy/ratio": "mean probability ratio in the first epoch",
+    "<learner>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch",
+    "<learner>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: "
+    "numerical noise",
+    "<learner>/policy/clip_fraction": "share of tokens whose ratio lies outside the clip range",
+    "<learner>/policy/grad_norm": "mean gradient norm before clipping",
+    "<learner>/policy/steps": "optimizer steps in this iteration",
+    "<learner>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    "<learner>/policy/stopped_early": "1 where target_kl ended the iteration's policy steps",
+    "<learner>/value/learning_rate": "the critic's learning rate in this iteration",
+    "<learner>/value/loss": "mean value loss per token, before value_loss_coef",
+    "<learner>/value/grad_norm": "mean gradient norm before clipping",
+    "<learner>/value/steps": "optimizer steps in this iteration",
+    "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
     "all returns are equal",
-    "<agent>/joint/learning_rate": "critic=value_head: the one engine's learning rate",
-    "<agent>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
-    "<agent>/joint/steps": "critic=value_head: optimizer steps in this iteration",
-    "<agent>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
-    "<agent>/joint/stopped_early": "critic=value_head: 1 where target_kl ended the iteration's steps",
+    "<learner>/joint/learning_rate": "critic=value_head: the one engine's learning rate",
+    "<learner>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
+    "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
+    "<learner>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
+    "<learner>/joint/stopped_early": "critic=value_head: 1 where target_kl ended the iteration's steps",
     "eval/<mode>/score": "held-out score, mean over agents, before the processor chain",
     "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
@@ -119,13 +122,13 @@ def iteration_row(
     experience: Experience,
     targets: Mapping[str, Targets],
     kl_coefs: Mapping[str, float | None],
-    stats: Mapping[str, Mapping[str, float]],
+    stats: Iterable[Mapping[str, float]],
     turns: Mapping[str, int | None],
 ) -> dict[str, float]:
     """The row of an iteration but for its pace.
 
-    `stats`: each agent's numbers of its update. `turns`: how many each may have in an episode, None without a limit;
-    the same on all ranks.
+    `stats`: each learner's numbers of its update, by their full names. `turns`: how many each agent may have in an
+    episode, None without a limit; the same on all ranks.
     """
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
@@ -136,9 +139,13 @@ def iteration_row(
         row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
             row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
-        row |= prefixed(name, stats[name])
+        if agent.has_values:
+            gamma = agent.policy.objective.config.gamma
+            row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
         if rollout is not sampled:
             row |= prefixed(name, sampler_gap(sampled, rollout))
+    for numbers in stats:
+        row |= numbers
     return row
 
 
@@ -299,6 +306,31 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
         found["rollout/effective_sample_share"] = _ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
         found["rollout/probability_gap"] = _ratio(of["gap"], of["tokens"])
     return found
+
+
+def explained_variance(targets: Targets, gamma: float | None) -> float:
+    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
+
+    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
+    and they vary by the critic's own values (lambda below 1) or not at all.
+    """
+    mask = targets.value_mask
+    _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
+    mean, total = distributed.masked_moments(targets.returns, mask)
+    value_mean, value_variance = distributed.masked_moments(targets.values, mask)
+    # Returns are sums of values and rewards: their rounding is that of the largest of these.
+    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
+        return math.nan
+    earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
+    earned_mean, earned_variance = distributed.masked_moments(earned, mask)
+    if _constant(earned_variance, earned_mean.square() + earned_variance):
+        return math.nan
+    return float(1.0 - residual / total)
+
+
+def _constant(variance: Tensor, square: Tensor) -> bool:
+    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
+    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:

@@ -13,7 +13,8 @@ import torch
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, ConversationConfig, CriticKind, WorldConfig
-from ippo_cli.config.text import LINE_WIDTH
+from ippo_cli.config.teams import members
+from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
@@ -86,11 +87,12 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
     )
     fewest, most = plan.samples_per_rank
     _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
-    for name in config.task.agents:
+    for holder, names in members(config).items():
         steps = [f"actor {plan.actor_steps}"]
-        if name in plan.critic_steps:
-            steps.append(f"critic {plan.critic_steps[name]}")
-        _say(f"{name} steps", ", ".join(steps) + " optimizer steps per iteration")
+        if names[0] in plan.critic_steps:
+            steps.append(f"critic {plan.critic_steps[names[0]]}")
+        shared = f", on the rows of {listed(list(names))}" if holder != names[0] else ""
+        _say(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
 
 
 def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:

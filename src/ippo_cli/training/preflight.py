@@ -23,6 +23,7 @@ from ippo_cli.config.schema import (
     TinyActorConfig,
     ValueHeadCriticConfig,
 )
+from ippo_cli.config.teams import members
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.shape import (
     ModelShape,
@@ -110,33 +111,37 @@ def this_machine(device: str, ranks: int) -> Machine:
 def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> Material:
     """Tokenizers and shapes of every agent, from where its actor starts. Raises `PreflightError` without them.
 
-    `weights` names where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
+    `weights` says where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
     """
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
     made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
-    for name, agent in config.task.agents.items():
-        source, revision = str(agent.actor.model if weights is None else weights[name]), agent.actor.revision
+    for holder, names in members(config).items():
+        agent = config.task.agents[names[0]]
+        source, revision = str(agent.actor.model if weights is None else weights[holder]), agent.actor.revision
         if weights is None and isinstance(agent.actor, TinyActorConfig):
-            source = f"{name}'s own"
-            lessons = warm_start_lessons(name, config, task)
-            refuse_nothing_to_read(name, agent.actor, lessons)
-            tokenizers[name] = tokenizer_of(agent.actor.alphabet, lessons)
-            known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizers[name])))
+            source = f"{holder}'s own"
+            lessons = warm_start_lessons(names, config, task)
+            refuse_nothing_to_read(names[0], agent.actor, lessons)
+            tokenizer = tokenizer_of(agent.actor.alphabet, lessons)
+            known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizer)))
         else:
-            tokenizers[name] = load_tokenizer(source, revision)
+            tokenizer = load_tokenizer(source, revision)
         lm = _empty(known, source, revision)
-        contexts[name] = context_limit(lm.config, config.rollout)
         actor = actor_shape(lm)
         if isinstance(agent.critic, ValueHeadCriticConfig):
             actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
-        made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
+        for name in names:
+            tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
+            made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
+    tokenizers = {name: tokenizers[name] for name in config.task.agents}
+    contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
-    shapes = {
-        name: AgentShapes(actor=actor, critic=critic, length=lengths[name], weights=source)
-        for name, (actor, critic, source) in made.items()
-    }
+    shapes = {}
+    for name in config.task.agents:
+        actor, critic, source = made[name]
+        shapes[name] = AgentShapes(actor=actor, critic=critic, length=lengths[name], weights=source)
     return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes)
 
 

@@ -9,7 +9,7 @@ import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,14 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ippo_cli.agents.agent import Agent
-from ippo_cli.agents.build import build_agents
+from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
 from ippo_cli.config.schema import Config
+from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
@@ -70,7 +71,7 @@ def run_training(
         with ExitStack() as held:
             _hold(folder, held)
             preemption = held.enter_context(PreemptionHandler())
-            console = held.enter_context(Console(config.tracker.console, list(config.task.agents)))
+            console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
             _train(config, folder, console, preemption, device, resumed=resumed)
     except (IppoError, KeyboardInterrupt) as error:
         error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
@@ -154,7 +155,7 @@ def build_trainer(
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    state = _initial_state(config, build_agents(config, weights, device), run)
+    state = _initial_state(config, build_team(config, weights, device), run)
     checkpoints = _checkpoints(config, folder, plan, material)
     if resumed:
         checkpoint = checkpoints.load(state)
@@ -170,7 +171,7 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, task, state.agents, console, preemption),
+        generator=_generator(config, task, state.team, console, preemption),
         device=device,
         reward=reward,
         state=state,
@@ -196,7 +197,7 @@ def _pinned_weights(config: Config, task: Task, folder: Path, console: Console) 
     return config, weights
 
 
-def _initial_state(config: Config, agents: Mapping[str, Agent], run: Run) -> State:
+def _initial_state(config: Config, team: Team, run: Run) -> State:
     """A run's state before its first iteration."""
     algorithm = Algorithm(
         config=config.algorithm,
@@ -204,9 +205,9 @@ def _initial_state(config: Config, agents: Mapping[str, Agent], run: Run) -> Sta
         seed=config.seed,
     )
     return State(
-        agents=agents,
+        team=team,
         algorithm=algorithm,
-        moments={name: ScoreMoments() for name in agents},
+        moments={name: ScoreMoments() for name in team},
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
@@ -221,16 +222,14 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
     return checkpoints
 
 
-def _generator(
-    config: Config, task: Task, agents: Mapping[str, Agent], console: Console, preemption: PreemptionHandler
-) -> Generator:
+def _generator(config: Config, task: Task, team: Team, console: Console, preemption: PreemptionHandler) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](agents, config.rollout, poll, continues=goes_on(config))
+    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

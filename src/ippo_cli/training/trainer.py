@@ -133,9 +133,8 @@ class Trainer:
     def free(self) -> None:
         """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
         self.environments.close()
-        for agent in self.state.agents.values():
-            for learner in agent.learners:
-                learner.engine.destroy()
+        for learner in self.state.team.learners:
+            learner.engine.destroy()
 
     def step(self) -> Experience:
         """One iteration of training, the next of `state.progress`, and what it learnt from.
@@ -143,20 +142,21 @@ class Trainer:
         Its metrics are `state.progress.row` afterwards; nothing is evaluated, logged or saved.
         """
         state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
-        agents, algorithm = state.agents, state.algorithm
+        team, algorithm = state.team, state.algorithm
         stepped = self.environments.seconds
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         experience, moments = self.experience(iteration, clock)
         with clock("targets"):
-            targets, kl_coef = algorithm.targets(agents, experience)
+            targets, kl_coef = algorithm.targets(team, experience)
         self.point.weights_moved = True
         with clock("update"):
-            stats = {
-                name: update(agent, experience.rollouts[name], targets[name], context) for name, agent in agents.items()
-            }
-        coefs = algorithm.kl_coefs(agents)
-        row = iteration_row(iteration + 1, agents, experience, targets, coefs, stats, self.turns)
-        row |= pace(row, list(agents), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+            stats = [
+                prefixed(learner.name, update(learner, experience.rollouts, targets, context))
+                for learner in team.learners
+            ]
+        coefs = algorithm.kl_coefs(team)
+        row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
+        row |= pace(row, list(team), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = self.environments.seconds - stepped
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, moments
@@ -166,7 +166,7 @@ class Trainer:
 
     def experience(self, iteration: int, clock: Stopwatch) -> tuple[Experience, dict[str, ScoreMoments]]:
         """What the agents do in an iteration and what it is worth, and the moments of scores with it taken in."""
-        agents, config = self.state.agents, self.config
+        team, config = self.state.team, self.config
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = Draws(seed=config.seed, purpose=f"train/{iteration}")
@@ -174,7 +174,7 @@ class Trainer:
         if self.state.algorithm.needs_greedy:
             with clock("rollout"):  # of the same purpose: in environments with the same luck
                 greedy_episodes = self._collect(batch, replace(draws, greedy=True))
-        with streaming_reward(self.reward, list(agents), config.reward.reward_batch_rows) as streaming:
+        with streaming_reward(self.reward, list(team), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
                 episodes = self._collect(batch, draws, on_episodes=streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
@@ -195,7 +195,7 @@ class Trainer:
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
-                rollouts = {name: agents[name].rescored(sampled[name]) for name in agents}
+                rollouts = {name: agent.rescored(sampled[name]) for name, agent in team.items()}
         experience = Experience(
             batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
         )
@@ -257,7 +257,7 @@ class Trainer:
 
     def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
         filtered = sampling_of(self.config.rollout).filters
-        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.agents}
+        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.team}
 
     def _scored_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch

@@ -17,6 +17,7 @@ from ippo_cli.config.schema import (
     ValueUnit,
     WorldConfig,
 )
+from ippo_cli.config.teams import members
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -194,16 +195,20 @@ def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
-    skipped = _agents(
-        config,
-        lambda name: any(
-            key.startswith(f"{name}/") and key.endswith("/skipped_steps") and value > 0
+    skipped = [
+        holder
+        for holder in members(config)
+        if any(
+            key.startswith(f"{holder}/") and key.endswith("/skipped_steps") and value > 0
             for key, value in rows[-1].items()
-        ),
-    )
+        )
+    ]
     if not skipped:
         return None
-    return f"optimizer steps of {skipped} were left out: their gradients were not finite; try a lower learning_rate"
+    return (
+        f"optimizer steps of {listed(skipped)} were left out: their gradients were not finite; "
+        "try a lower learning_rate"
+    )
 
 
 def _overflowing(rows: Sequence[Row], config: Config) -> str | None:

@@ -1,26 +1,22 @@
-"""Updating one agent: mini-batches over all ranks, micro-batches within one, one optimizer step each."""
+"""Updating one learner: mini-batches over all ranks, micro-batches within one, one optimizer step each."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
-from ippo_cli.formulas import reward_to_go
-from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, take
+from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, joined, take
 
 MAX_SKIPPED_IN_A_ROW = 5
-ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 
 UpdateStats = dict[str, float]
 
@@ -51,59 +47,44 @@ class _Tally:
         return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 
 
-def update(agent: Agent, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
-    """One iteration's training of one agent. Returns its metrics, named `<stage>/<name>`, the same on every rank."""
-    stats: UpdateStats = {}
-    for learner in agent.learners:
-        factor = learner.set_learning_rate(context.iteration, context.num_iterations)
-        stats[f"{learner.stage}/learning_rate"] = factor * learner.optimizer.learning_rate
-        if learner.objective.trains(context):
-            with record_function(f"ippo/update/{agent.name} {learner.stage}"):
-                stats |= _train(agent.name, learner, rollout, targets, context)
-    if agent.has_values:
-        stats["value/explained_variance"] = explained_variance(targets, agent.actor.objective.config.gamma)
+def update(
+    learner: Learner, rollouts: Mapping[str, Rollout], targets: Mapping[str, Targets], context: StepContext
+) -> UpdateStats:
+    """One iteration's training of one learner, on the rows of the agents that it learns from.
+
+    Returns its metrics, named `<stage>/<name>`, the same on every rank.
+    """
+    factor = learner.set_learning_rate(context.iteration, context.num_iterations)
+    stats = {f"{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
+    if learner.objective.trains(context):
+        rows = joined([rollouts[name] for name in learner.trains])
+        own_targets = joined([targets[name] for name in learner.trains])
+        with record_function(f"ippo/update/{learner.name} {learner.stage}"):
+            stats |= _train(learner, rows, own_targets, context)
     return stats
 
 
-def explained_variance(targets: Targets, gamma: float | None) -> float:
-    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
-
-    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
-    and they vary by the critic's own values (lambda below 1) or not at all.
-    """
-    mask = targets.value_mask
-    _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
-    mean, total = distributed.masked_moments(targets.returns, mask)
-    value_mean, value_variance = distributed.masked_moments(targets.values, mask)
-    # Returns are sums of values and rewards: their rounding is that of the largest of these.
-    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
-        return math.nan
-    earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
-    earned_mean, earned_variance = distributed.masked_moments(earned, mask)
-    if _constant(earned_variance, earned_mean.square() + earned_variance):
-        return math.nan
-    return float(1.0 - residual / total)
-
-
-def _constant(variance: Tensor, square: Tensor) -> bool:
-    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
-    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
-
-
-def _train(agent: str, learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
+def _train(learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
     learner.engine.train()
     tally, norms, steps, skipped, tokens, first_epoch_tokens = _Tally(), 0.0, 0, 0, 0, 0
     target_kl = learner.objective.target_kl
     for epoch in range(learner.ppo_epochs):
         stopped = False
-        epoch_batches = minibatches(rollout, targets, context, mini_batch_size=learner.mini_batch_size, epoch=epoch)
+        epoch_batches = minibatches(
+            rollout,
+            targets,
+            context,
+            mini_batch_size=learner.mini_batch_size,
+            epoch=epoch,
+            agents=len(learner.trains),
+        )
         for number, batch in enumerate(epoch_batches):
             before = tally.step_sum("policy/approx_kl").clone()
             result = _step(learner, batch, context, tally, (epoch == 0, epoch == 0 and number == 0))
             steps, skipped, tokens = steps + 1, skipped + (not result.applied), tokens + batch.num_tokens
             first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
             norms += result.grad_norm if result.applied else 0.0
-            _stop_if_not_finite(agent, learner, result)
+            _stop_if_not_finite(learner, result)
             if target_kl is not None:
                 kl = distributed.all_sum(tally.step_sum("policy/approx_kl") - before)
                 stopped = float(kl) / max(batch.num_tokens, 1) > target_kl
@@ -137,20 +118,24 @@ def _step(
 
 
 def minibatches(
-    rollout: Rollout, targets: Targets, context: StepContext, *, mini_batch_size: int, epoch: int
+    rollout: Rollout, targets: Targets, context: StepContext, *, mini_batch_size: int, epoch: int, agents: int = 1
 ) -> Iterator[Minibatch]:
     """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
 
-    Ranks may hold different numbers of rows, but each at least one.
+    Ranks may hold different numbers of rows, but each at least one, and of each of the `agents` whose rows are joined
+    equally many. In the global buffer the rows of one agent on all ranks come before those of the next.
     """
     device = rollout.response_ids.device
-    counted = distributed.all_gather_rows(targets.sample_counts).cpu()
-    mine, total = distributed.own_rows(targets.sample_counts), len(counted)
+    by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
+    counted = distributed.all_gather_rows(by_agent).T.flatten().cpu()
+    total = len(counted)
+    places = torch.arange(total).view(agents, -1)[:, distributed.own_rows(by_agent)].flatten()
+    here = torch.full((total,), -1).scatter(0, places, torch.arange(len(places)))  # this rank's row at each place
     generator = torch.Generator().manual_seed((context.seed * 1_000_003 + context.iteration) * 101 + epoch)
     # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
     drawn = torch.repeat_interleave(torch.arange(total), counted)
     order = drawn[torch.randperm(total, generator=generator)].split(mini_batch_size)
-    rows = [part[(part >= mine.start) & (part < mine.stop)] - mine.start for part in order]
+    rows = [here[part][here[part] >= 0] for part in order]
     tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
     sequences = torch.stack([targets.loss_mask[part.to(device)].any(dim=1).sum() for part in rows])
     values = torch.stack([targets.value_mask[part.to(device)].sum() for part in rows])
@@ -169,12 +154,12 @@ def minibatches(
         yield batch if len(part) else batch.ignored()
 
 
-def _stop_if_not_finite(agent: str, learner: Learner, result: StepResult) -> None:
+def _stop_if_not_finite(learner: Learner, result: StepResult) -> None:
     learner.skipped_in_a_row = 0 if result.applied else learner.skipped_in_a_row + 1
     if learner.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
-            f"{agent}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.stage} had NaN or infinite "
-            f"gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
+            f"{learner.name}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.stage} had NaN or "
+            f"infinite gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
         )
 
 

@@ -81,7 +81,7 @@ from ippo_cli.config.schema.task import (
     TaskConfig,
     TaskKind,
 )
-from ippo_cli.config.schema.team import TeamConfig, TeamKind
+from ippo_cli.config.schema.team import IndependentTeamConfig, SharedPolicyConfig, TeamConfig, TeamKind
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
     IllegalMove,
@@ -120,7 +120,8 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
     "reward_gsm8k": Gsm8kRewardConfig,
-    "team": TeamConfig,
+    "team_independent": IndependentTeamConfig,
+    "team_shared_policy": SharedPolicyConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,
     "evaluation": EvaluationConfig,

@@ -172,7 +172,7 @@ class AlgorithmConfig:
     entropy_coef: float  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     ppo_epochs: PositiveInt  # passes over the buffer
-    mini_batch_size: PositiveInt | None  # sequences per optimizer step, global; null = rollout.buffer_size
+    mini_batch_size: PositiveInt | None  # an agent's sequences per optimizer step, global; null = rollout.buffer_size
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
     target_kl: PositiveFloat | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
     critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained

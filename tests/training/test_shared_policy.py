@@ -1,0 +1,182 @@
+"""Agents that share weights: one learner, on all their rows, and nobody else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, train
+
+from ippo_cli.config.errors import Preempted
+from ippo_cli.models.layout import build_sequences
+from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.training.evaluate_run import evaluate_run
+from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Stopwatch
+from ippo_cli.types import Minibatch, StepContext
+
+SHARED = "team=shared_policy"
+SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+REWARD = """
+def reward(examples, responses):
+    return {"agent": {name: [text.count("a") / 3 for text in texts] for name, texts in responses.items()}}
+"""
+STOPPING = '''
+import os, signal
+calls = 0
+
+def reward(examples, responses):
+    """Asks the run to leave at a chosen call."""
+    global calls
+    calls += 1
+    if str(calls) == os.environ.get("STOP_AT_CALL"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {"team": [len(set(low) & set(row["low"])) / 3 for low, row in zip(responses["low"], examples)]}
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_one_agent_under_shared_policy_is_one_agent_alone_bit_for_bit(tmp_path: Path, critic: str) -> None:
+    keys = ["task=sorting_solo", *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", f"critic={critic}"]
+    alone, shared = train(tmp_path, *keys), train(tmp_path, *keys, SHARED)
+    renamed = [{key.replace("shared/", "solo/"): value for key, value in row.items()} for row in rows(shared)]
+    assert renamed == rows(alone)
+    assert any(key.startswith("shared/") for key in rows(shared)[-1])
+    expected, found = final_weights(alone, ["solo"]), final_weights(shared, ["shared"])
+    assert len(expected) == len(found) > 3
+    assert all(torch.equal(found[name.replace("solo/", "shared/")], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_a_group_has_one_set_of_weights_and_who_stands_alone_trains_as_without_it(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    third = ["++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'"]
+    own = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward", "reward.team_weight=0"]
+    keys = [*SHORT, *third, *own, "reward.agent_weight=1"]
+    independent = train(tmp_path, *keys)
+    grouped = train(tmp_path, *keys, SHARED, "++team.groups={pair:[low,high]}")
+    expected, found = final_weights(independent, ["mid"]), final_weights(grouped, ["mid"])
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for before, after in zip(rows(independent), rows(grouped), strict=True):
+        mid = {key: value for key, value in before.items() if "mid/" in key}
+        assert mid
+        assert mid.items() <= after.items()
+    checkpoint = newest_intact(grouped / "checkpoints")
+    assert checkpoint is not None
+    assert {folder.name for folder in checkpoint.iterdir() if folder.is_dir()} == {"pair", "mid"}
+    assert {file.stem for file in (grouped / "initial").glob("*.json")} == {"pair", "mid"}
+    pair, initial = final_weights(grouped, ["pair"]), load_file(grouped / "initial" / "pair" / "model.safetensors")
+    assert all(not torch.equal(pair[f"pair/actor/{name}"], value) for name, value in initial.items())
+    config, _ = small_config(tmp_path, *keys, SHARED, "++team.groups={pair:[low,high]}")
+    written = json.loads(evaluate_run(config, grouped, "latest", []).read_text())
+    assert written["models"]["low"] == written["models"]["high"] != written["models"]["mid"]
+    last = json.loads((grouped / "run.json").read_text())["evaluation"]["last"]
+    assert {key: last[key] for key in written if key.startswith("sampled/")} == {
+        key: value for key, value in written.items() if key.startswith("sampled/")
+    }
+
+
+@pytest.mark.slow
+def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_hand(tmp_path: Path) -> None:
+    cut = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "deepspeed.micro_batch_tokens=64"]
+    with a_trainer(tmp_path, SHARED, *SHORT, *cut, "critic=value_head") as trainer:
+        low, high = trainer.state.team["low"], trainer.state.team["high"]
+        assert low.policy is high.policy
+        (learner,) = trainer.state.team.learners
+        assert (learner.name, learner.trains, learner.mini_batch_size) == ("shared", ("low", "high"), 32)
+        experience, _ = trainer.experience(0, Stopwatch())
+        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        masks = [of.loss_mask for of in targets.values()]
+        tokens, sequences = sum(int(mask.sum()) for mask in masks), sum(int(mask.any(dim=1).sum()) for mask in masks)
+        context = StepContext(seed=0, iteration=0, num_iterations=2)
+        parameters, apart = list(learner.engine.module.parameters()), []
+        for name in ("low", "high"):  # each agent's rows by themselves, divided by what both have
+            batch = Minibatch(
+                rollout=experience.rollouts[name],
+                targets=targets[name],
+                num_tokens=tokens,
+                num_sequences=sequences,
+                num_values=tokens,
+            )
+            read = build_sequences(batch.rollout, torch.arange(16), packed=False, final=False)
+            losses = learner.objective.losses(learner.engine.module, read, batch, context)
+            total = torch.stack([loss.total for loss in losses.values()]).sum()
+            apart.append(torch.cat([part.flatten() for part in torch.autograd.grad(total, parameters)]))
+        trainer.step()
+        row = trainer.state.progress.row
+        assert row is not None
+        assert row["shared/joint/steps"] == 1
+        assert row["shared/joint/grad_norm"] == pytest.approx(float((apart[0] + apart[1]).norm()), rel=1e-5)
+        assert all(float(own.norm()) != pytest.approx(row["shared/joint/grad_norm"], rel=0.05) for own in apart)
+
+
+@pytest.mark.slow
+def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    (tmp_path / "reward.py").write_text(STOPPING)
+    function = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
+    keys = [SHARED, *SHORT, *function, "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
+    whole = train(tmp_path, *keys)
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    assert rows(folder)[-1]["iteration"] == 1
+    monkeypatch.delenv("STOP_AT_CALL")
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+    expected, found = final_weights(whole, ["shared"]), final_weights(folder, ["shared"])
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
+    keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]
+    one = rows(train(tmp_path / "one", *keys))
+    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero3"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    (folder,) = (tmp_path / "two" / "default").iterdir()
+    for first, second in zip(one, rows(folder), strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            if not key.endswith("first_step_deviation"):
+                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("team", "whole_turns"), [("independent", False), ("shared_policy", True)])
+def test_turns_are_actions_for_all_agents_of_a_policy_or_for_none(team: str, whole_turns: bool, tmp_path: Path) -> None:
+    keys = ["algorithm=turn_ppo", "algorithm.credit=auto", "rollout.temperature=3.0", f"team={team}"]
+    with a_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
+        experience, _ = trainer.experience(0, Stopwatch())
+        high = experience.rollouts["high"]
+        last = torch.arange(high.turn.shape[1]) == high.response_mask.sum(dim=1, keepdim=True) - 1
+        several = replace(high, turn=torch.where(last & high.response_mask.cumsum(dim=1).gt(1), 1, high.turn))
+        assert (several.turn == 1).any()
+        paid = replace(experience.scores["high"], score=experience.scores["high"].score.repeat(1, 2))
+        experience = replace(
+            experience,
+            rollouts={**experience.rollouts, "high": several},
+            scores={**experience.scores, "high": paid},
+        )
+        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        values = targets["low"].value_mask.sum(dim=1)
+        assert (int(values.max()) == 1) is whole_turns
