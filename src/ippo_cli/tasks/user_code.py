@@ -14,9 +14,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.rewards.located import located
 
-_LOADED: dict[tuple[Path, int, int], ModuleType] = {}
-"""What files have become. Each is run once, as modules are: it may load a model, and is asked for several times."""
-
 
 def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]:
     """The function or class that a key names; `ConfigError` where there is none."""
@@ -37,10 +34,7 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
 def _load_file(path: Path, setting: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(setting, f"points to {path.resolve()}, which is no file", "give a path from this folder")
-    name, version = f"ippo_user_{path.stem}", _version(path)
-    if version in _LOADED:
-        sys.modules[name] = _LOADED[version]
-        return _LOADED[version]
+    name = f"ippo_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -50,14 +44,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
         raise ConfigError(setting, f"cannot be imported ({located(error)})", "mend the file") from error
-    _LOADED[version] = module
     return module
-
-
-def _version(path: Path) -> tuple[Path, int, int]:
-    """A file as it stands now."""
-    stat = path.stat()
-    return path.resolve(), stat.st_mtime_ns, stat.st_size
 
 
 def _load_module(name: str, setting: str) -> ModuleType:
