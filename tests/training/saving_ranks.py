@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
@@ -31,7 +32,7 @@ checkpoint_files.LISTING_S = 0.5  # nothing here comes late
 def state(iteration: int) -> State:
     """A run's state without agents: each rank has its random streams to write."""
     return State(
-        agents={},
+        team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
         progress=Progress(iteration=iteration),

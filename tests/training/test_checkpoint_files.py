@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
 from ippo_cli.config.load import load_config
@@ -201,7 +202,7 @@ def test_a_pointer_that_cannot_be_followed_points_nowhere(
 def state(iteration: int) -> State:
     """A run's state without agents: everything but weights."""
     return State(
-        agents={},
+        team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
         progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
