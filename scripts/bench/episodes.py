@@ -91,27 +91,21 @@ LONG = (  # returns in the hundreds, and an answer that names no action must cos
 
 FROM_LITTLE = (
     "algorithm=ppo",
+    "critic=value_head",
     "algorithm.ppo_epochs=4",
+    "algorithm.kl.loss.coef=0.05",  # in the place of a bonus for entropy
     "actor.hidden_size=64",
     "actor.num_layers=1",
-    "actor.learning_rate=4e-3",
+    "actor.learning_rate=2e-3",
     "actor.lr_schedule=constant",
     "actor.min_lr_ratio=1.0",
     "actor.warmup_iterations=2",
     "actor.warm_start_steps=60",
     "actor.warm_start_learning_rate=3e-3",
-    "algorithm.entropy_coef=0.01",
-    "critic.learning_rate=5e-3",
+    "critic.learning_rate=2e-3",
     "rollout.buffer_size=256",
     "rollout.max_new_tokens=2",
     "evaluation.every=10",
-)
-CAUTIOUS = (  # instead of a bonus for entropy, and smaller steps
-    "critic=value_head",
-    "critic.learning_rate=2e-3",
-    "actor.learning_rate=2e-3",
-    "algorithm.entropy_coef=0",
-    "algorithm.kl.loss.coef=0.05",
 )
 
 
@@ -169,7 +163,6 @@ PROOFS: dict[str, Proof] = {
             "task.agents.first.warm_start_answer='{own}'",
             "task.agents.second.warm_start_answer='{hidden}'",
             *FROM_LITTLE,
-            *CAUTIOUS,
             "actor.lr_schedule=cosine",
             "actor.min_lr_ratio=0.1",
             "rollout.max_new_tokens=1",
@@ -185,7 +178,6 @@ PROOFS: dict[str, Proof] = {
             "task=ladder",
             "task.agents.climber.template='{observation}'",
             *FROM_LITTLE,
-            *CAUTIOUS,
             "actor.num_layers=2",
             "num_iterations=50",
         ),

@@ -110,3 +110,24 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     finally:
         trainer.free()
         distributed.shutdown()
+
+
+STOPPING_REWARD = '''
+import os, random, signal
+calls = 0
+
+def reward(examples, responses):
+    """Depends on the global random stream, which must be restored, and asks the run to leave at a chosen call."""
+    global calls
+    calls += 1
+    if str(calls) == os.environ.get("STOP_AT_CALL"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    noise = random.random()
+    return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
+'''
+
+
+def stopping_reward(root: Path) -> list[str]:
+    """Overrides that use `STOPPING_REWARD`, written below `root`: the run leaves at call number `$STOP_AT_CALL`."""
+    (root / "reward.py").write_text(STOPPING_REWARD)
+    return ["reward=function", f"reward.function={root / 'reward.py'}:reward"]

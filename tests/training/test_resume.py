@@ -8,35 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import final_weights, new_run, rows, train
+from small import final_weights, new_run, rows, stopping_reward, train
 
 from ippo_cli.cli import exits
 from ippo_cli.cli.train import main
 from ippo_cli.config.errors import Preempted
 from ippo_cli.training.process import run_training
 
-REWARD = '''
-import os, random, signal
-calls = 0
-
-def reward(examples, responses):
-    """Depends on the global random stream, which must be restored, and asks the run to leave at a chosen call."""
-    global calls
-    calls += 1
-    if str(calls) == os.environ.get("STOP_AT_CALL"):
-        os.kill(os.getpid(), signal.SIGTERM)
-    noise = random.random()
-    return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
-'''
 ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one
 CALLS = 3 * 2 + ITERATIONS  # evaluations before, in the middle and at the end, sampled and greedy; one per iteration
 
 
 def overrides(root: Path) -> list[str]:
-    (root / "reward.py").write_text(REWARD)
     return [
-        "reward=function",
-        f"reward.function={root / 'reward.py'}:reward",
+        *stopping_reward(root),
         f"num_iterations={ITERATIONS}",
         "algorithm=ppo",
         "algorithm.mini_batch_size=8",

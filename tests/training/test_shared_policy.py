@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, train
+from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.models.layout import build_sequences
@@ -28,18 +28,6 @@ REWARD = """
 def reward(examples, responses):
     return {"agent": {name: [text.count("a") / 3 for text in texts] for name, texts in responses.items()}}
 """
-STOPPING = '''
-import os, signal
-calls = 0
-
-def reward(examples, responses):
-    """Asks the run to leave at a chosen call."""
-    global calls
-    calls += 1
-    if str(calls) == os.environ.get("STOP_AT_CALL"):
-        os.kill(os.getpid(), signal.SIGTERM)
-    return {"team": [len(set(low) & set(row["low"])) / 3 for low, row in zip(responses["low"], examples)]}
-'''
 
 
 @pytest.mark.slow
@@ -123,9 +111,7 @@ def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
-    (tmp_path / "reward.py").write_text(STOPPING)
-    function = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
-    keys = [SHARED, *SHORT, *function, "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
+    keys = [SHARED, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
     whole = train(tmp_path, *keys)
     config, folder = new_run(tmp_path, *keys)
     monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation

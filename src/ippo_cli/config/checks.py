@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -31,14 +31,13 @@ from ippo_cli.config.schema import (
     PettingzooConfig,
     Processor,
     RelayConfig,
-    SharedPolicyConfig,
     SignallingConfig,
     SortingConfig,
     TinyActorConfig,
     WorldConfig,
     Zero3Gather,
 )
-from ippo_cli.config.teams import SHARED, members
+from ippo_cli.config.teams import check_team, refuse_unusable_name
 
 CHAT_TEMPLATES = ("auto", True, False)
 PROTOCOLS = ("parallel", "sequential", "dialogue")
@@ -48,7 +47,6 @@ WORLD_NAMES = {
     "dataset": "chain_sum",
     "environment": "my_env.py:make",
 }
-RESERVED_AGENT_NAMES = ("eval", "time", "perf", "iteration")
 
 
 def check(config: Config, world_size: int, *, training: bool = True) -> None:
@@ -56,7 +54,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_constraints(config)
     _check_run(config)
     _check_agents(config, training=training)
-    _check_team(config)
+    check_team(config)
     _check_turns(config)
     _check_rollout(config, world_size)
     check_algorithm(config)
@@ -174,12 +172,7 @@ def _check_signalling(task: SignallingConfig) -> None:
 
 def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     where = f"task.agents.{name}"
-    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED_AGENT_NAMES:
-        raise ConfigError(
-            where,
-            "is used in metric names and folders",
-            "use letters, digits and '_', and none of " + " ".join(RESERVED_AGENT_NAMES),
-        )
+    refuse_unusable_name(where, name)
     chat = config.task.chat_template if isinstance(config.task, JsonlConfig) else False
     if agent.system is not None and (chat is False or isinstance(agent.actor, TinyActorConfig)):
         raise ConfigError(
@@ -224,62 +217,6 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             f"names no weights for agent {name}",
             "set actor.model to a folder or a hub id, or use actor=tiny",
         )
-
-
-def _check_team(config: Config) -> None:
-    team, agents = config.team, config.task.agents
-    if not isinstance(team, SharedPolicyConfig):
-        return
-    if not team.groups and SHARED in agents:
-        raise ConfigError(
-            "team.groups={}",
-            f"puts all agents into a group named {SHARED}, and one of them has that name",
-            f"name the group: team.groups={{team:[{','.join(agents)}]}}",
-        )
-    _check_groups(team.groups, list(agents))
-    for group, names in members(config).items():
-        for name in names[1:]:
-            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
-
-
-def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
-    group_of: dict[str, str] = {}
-    for group, names in groups.items():
-        where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
-        if not re.fullmatch(r"[A-Za-z]\w*", group) or group in RESERVED_AGENT_NAMES:
-            raise ConfigError(
-                where,
-                "is used in metric names and folders",
-                "use letters, digits and '_', and none of " + " ".join(RESERVED_AGENT_NAMES),
-            )
-        if group in agents:
-            raise ConfigError(where, "has the name of an agent", "give the group another name")
-        if not names:
-            raise ConfigError(written, "names nobody", f"name some of {' '.join(agents)}, or leave it out")
-        for name in names:
-            if name not in agents:
-                raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
-            if name in group_of:
-                raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
-            group_of[name] = group
-
-
-def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
-    """Raise where two agents that are to have one actor and one critic ask for different ones."""
-    for part in ("actor", "critic"):
-        one, other = getattr(its, part), getattr(own, part)
-        for field in fields(one):
-            wanted, value = getattr(one, field.name), getattr(other, field.name)
-            if wanted != value:
-                raise ConfigError(
-                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {part}",
-                    f"set {part}.{field.name} for all of them, or use another group",
-                )
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(getattr(value, "value", value))
 
 
 def _check_turns(config: Config) -> None:

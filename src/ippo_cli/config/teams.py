@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
-from ippo_cli.config.schema import Config, SharedPolicyConfig
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import AgentConfig, Config, SharedPolicyConfig
 
 SHARED = "shared"  # the group of all agents where none is named
+RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
 
 
 def members(config: Config) -> dict[str, tuple[str, ...]]:
@@ -29,3 +34,65 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
 def holders(config: Config) -> dict[str, str]:
     """By agent, the name that its weights go by."""
     return {agent: holder for holder, agents in members(config).items() for agent in agents}
+
+
+def refuse_unusable_name(where: str, name: str) -> None:
+    """Raise `ConfigError` for an agent's or a group's name that cannot stand in metric names and folders."""
+    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
+        raise ConfigError(
+            where,
+            "is used in metric names and folders",
+            "use letters, digits and '_', and none of " + " ".join(RESERVED),
+        )
+
+
+def check_team(config: Config) -> None:
+    """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
+    team, agents = config.team, config.task.agents
+    if not isinstance(team, SharedPolicyConfig):
+        return
+    if not team.groups and SHARED in agents:
+        raise ConfigError(
+            "team.groups={}",
+            f"puts all agents into a group named {SHARED}, and one of them has that name",
+            f"name the group: team.groups={{team:[{','.join(agents)}]}}",
+        )
+    _check_groups(team.groups, list(agents))
+    for group, names in members(config).items():
+        for name in names[1:]:
+            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
+
+
+def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
+    group_of: dict[str, str] = {}
+    for group, names in groups.items():
+        where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
+        refuse_unusable_name(where, group)
+        if group in agents:
+            raise ConfigError(where, "has the name of an agent", "give the group another name")
+        if not names:
+            raise ConfigError(written, "names nobody", f"name some of {' '.join(agents)}, or leave it out")
+        for name in names:
+            if name not in agents:
+                raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
+            if name in group_of:
+                raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
+            group_of[name] = group
+
+
+def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
+    """Raise where two agents that are to have one actor and one critic ask for different ones."""
+    for part in ("actor", "critic"):
+        one, other = getattr(its, part), getattr(own, part)
+        for field in fields(one):
+            wanted, value = getattr(one, field.name), getattr(other, field.name)
+            if wanted != value:
+                raise ConfigError(
+                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {part}",
+                    f"set {part}.{field.name} for all of them, or use another group",
+                )
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(getattr(value, "value", value))
