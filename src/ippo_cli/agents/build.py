@@ -16,6 +16,7 @@ from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
     Config,
@@ -73,9 +74,8 @@ def _build_agent(
     if isinstance(agent.critic, ValueHeadCriticConfig):
         head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))
         nn.Module.to(head, dtype=lm.dtype)
-    needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
-    reference = _reference(agent.actor, weights, references, device) if needs_reference else None
+    reference = _reference(agent.actor, weights, references, device) if needs_reference(config) else None
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
     actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, device)
     return Agent(

@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
+from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.schema import (
@@ -60,6 +61,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     check_algorithm(config)
     _check_deepspeed(config)
     _check_reward(config)
+    check_credit(config)
 
 
 def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Constraint | None]]:

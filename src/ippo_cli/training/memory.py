@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
 from ippo_cli.config.teams import holders, members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
@@ -125,11 +126,6 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
         master = 0 if _stage(config, model.width, ranks) == 0 else 4
         total += model.shape.parameters * (2 * model.width + master + 8)
     return total
-
-
-def needs_reference(config: Config) -> bool:
-    """Whether some KL term compares the policy with its initial weights."""
-    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
 
 
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:

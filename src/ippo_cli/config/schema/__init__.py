@@ -48,6 +48,7 @@ from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
+    CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
