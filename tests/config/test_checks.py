@@ -27,6 +27,7 @@ Line = tuple[Path, int]
 UNBOUNDED = {
     "team_weight",
     "agent_weight",
+    "turn_weight",
     "scale",
     "shift",
     "clip_low",
@@ -204,6 +205,43 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "reward.reward_batch_rows=8 asks about parts",
     ),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
+    (("task=gymnasium", "reward=environment"), {"reward.turn_weight": 0.0}, 1, "reward.turn_weight=0 leaves no reward"),
+    (
+        (),
+        {"reward.credit_assignment": "difference", "reward.measure_credit_every": 5},
+        1,
+        "reward.measure_credit_every=5 would do nothing: reward.credit_assignment=difference measures it",
+    ),
+    (
+        (FUNCTION,),
+        {"reward.function": "a.py:f", "reward.whole_batch": True, "reward.measure_credit_every": 5},
+        1,
+        "reward.whole_batch=true compares the rows of a batch, and reward.measure_credit_every asks",
+    ),
+    (
+        ("algorithm=remax",),
+        {"reward.credit_assignment": "leave_out"},
+        1,
+        "reward.credit_assignment=leave_out subtracts a baseline",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "leave_out", "task.num_turns": 2},
+        1,
+        "reward.credit_assignment=leave_out puts another answer into an episode and keeps everything else, and with",
+    ),
+    (
+        ("task=pettingzoo", "reward=environment"),
+        {"reward.credit_assignment": "counterfactual", "task.env_id": "classic/rps_v2"},
+        1,
+        "reward.credit_assignment=counterfactual puts another answer into an episode and keeps everything else, and ta",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "counterfactual"},
+        1,
+        "rollout.num_generations=1 leaves reward.credit_assignment=counterfactual no other answer",
+    ),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
     (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]
