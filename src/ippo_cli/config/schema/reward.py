@@ -49,7 +49,7 @@ class RewardConfig:
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     turn_weight: float  # weight, in both, of numbers for single turns beside those for whole episodes
-    credit_assignment: CreditAssignment  # what is subtracted: none | difference | counterfactual | leave_out
+    credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
     scale: float  # processor `scale` multiplies by this
