@@ -114,7 +114,8 @@ def processed_scores(
     failed = dict(own.failed)
     for name, baseline in learnt.items():
         failed[name] = failed[name] | (~baseline.known & (turns[name] > 0))
-    failure = next((one for one in (own.failure, *(part.failure for part in learnt.values())) if one), None)
+    failures = [own.failure, *(baseline.failure for baseline in learnt.values())]
+    failure = next((one for one in failures if one is not None), None)
     reason = stop_beyond_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
     scores: dict[str, Scores] = {}
     observed: dict[str, ScoreMoments] = {}
