@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
 from ippo_cli.config.teams import holders, members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
@@ -146,7 +146,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ranks,
             longest,
             rows,
-            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            mini_batch_size(config, settings),
             agents=len(names),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -161,7 +161,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
                 ranks,
                 longest,
                 rows,
-                critic_mini_batch_size(config, critic),
+                critic_mini_batch_size(config, settings),
                 agents=len(names),
                 checkpointed=critic.gradient_checkpointing,
                 decodes=False,

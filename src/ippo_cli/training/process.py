@@ -29,7 +29,7 @@ from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import GENERATORS, Generator
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State
@@ -229,7 +229,8 @@ def _generator(config: Config, task: Task, team: Team, console: Console, preempt
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
+    sampling = sampling_settings(config.task)
+    return GENERATORS[config.rollout.kind](team, config.rollout, sampling, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:
