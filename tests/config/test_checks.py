@@ -469,7 +469,7 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
     assert sizes.num_iterations == 7
     assert sizes.prompts_per_iteration == 16
     assert sizes.samples_per_rank == (21, 22)
-    assert sizes.actor_steps == 12  # 64 / 16 mini-batches, 3 times
+    assert sizes.actor_steps == {"low": 12, "high": 12}  # 64 / 16 mini-batches, 3 times
     assert sizes.critic_steps == {"low": 12, "high": 2}
 
 
@@ -581,7 +581,7 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
     config: Make,
 ) -> None:
     sizes = arithmetic(config(), 2, 1)
-    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 8, "high": 8})
+    assert (sizes.actor_steps, sizes.critic_steps) == ({"low": 1, "high": 1}, {"low": 8, "high": 8})
     for size, steps in ((5, 5), (12, 6), (513, 8)):  # mini-batches of an eighth, rounded up: at most eight steps
         sizes = arithmetic(config(**{"rollout.buffer_size": size}), 2, 1)
         assert sizes.critic_steps == {"low": steps, "high": steps}
@@ -589,4 +589,4 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
 
 def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
     sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
-    assert sizes.critic_steps == {"low": sizes.actor_steps, "high": sizes.actor_steps}
+    assert sizes.critic_steps == sizes.actor_steps

@@ -114,10 +114,15 @@ def refuse_changed(folder: Path, overrides: Sequence[str], typed_now: Sequence[s
     """Raise `ResumeError` where a run's own overrides ask, sample or score otherwise today than when it was trained: a
     file of the user's has changed, or this is another version. What is typed now is meant."""
     typed_keys = tuple(text.partition("=")[0].lstrip("+~") for text in typed_now)
+
+    def is_meant(key: str) -> bool:
+        of_group = key.startswith("task.agents.") and _below_agent(key)[1:].startswith(typed_keys)
+        return key.startswith(typed_keys) or of_group
+
     changed = [
         (key, before, now)
         for key, before, now in _differences(folder, _composed(overrides))
-        if key.startswith(("task.", "rollout.", "reward.")) and not key.startswith(typed_keys)
+        if key.startswith(("task.", "rollout.", "reward.")) and not is_meant(key)
     ]
     if changed:
         shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changed[:8])
