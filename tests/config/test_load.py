@@ -237,7 +237,10 @@ def test_one_agents_value_may_be_null() -> None:
             ["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
             "task.agents.high.actor.hidden_size=64",
         ),
-        (["task.agents.low.actor.kind=full", "task.agents.low.actor.hidden_size=8"], "task.agents.low.actor.hidden_size=8"),
+        (
+            ["task.agents.low.actor.kind=full", "task.agents.low.actor.hidden_size=8"],
+            "task.agents.low.actor.hidden_size=8",
+        ),
     ],
 )
 def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
@@ -248,8 +251,14 @@ def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[st
 
 
 def test_one_agents_sampling_and_steps_stand_over_the_runs() -> None:
-    typed_now = ["rollout.temperature=0.7", "task.agents.low.rollout.temperature=0.5", "task.agents.low.rollout.top_k=4"]
-    made = load_config([*typed_now, "algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"])
+    typed_now = [
+        "rollout.temperature=0.7",
+        "task.agents.low.rollout.temperature=0.5",
+        "task.agents.low.rollout.top_k=4",
+    ]
+    made = load_config(
+        [*typed_now, "algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"]
+    )
     low, high = made.task.agents.values()
     assert (low.rollout.temperature, low.rollout.top_k, low.rollout.max_new_tokens) == (0.5, 4, 8)
     assert (high.rollout.temperature, high.rollout.top_k, high.rollout.max_new_tokens) == (0.7, 0, 8)
@@ -257,7 +266,9 @@ def test_one_agents_sampling_and_steps_stand_over_the_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9"], ids=["rollout", "algorithm"]
+    "key",
+    ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9"],
+    ids=["rollout", "algorithm"],
 )
 def test_what_is_one_for_all_agents_is_no_key_of_one(key: str) -> None:
     with pytest.raises(HydraException):

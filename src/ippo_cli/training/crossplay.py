@@ -69,7 +69,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
     origins = _origins(configs, checkpoints)
     config, root = origins[0].config, next(iter(configs))
     agents = list(config.task.agents)
-    pairings = list(dict.fromkeys(pairing for agent in agents for _, _, pairing in _cells(agents, agent, len(origins))))
+    pairings = list(dict.fromkeys(pairing for agent in agents for _, _, pairing in cells(agents, agent, len(origins))))
     weights = _refuse_too_many(origins)
     device = prepare_process(config)
     try:
@@ -123,7 +123,7 @@ def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list
         )
     if len(next(iter(configs.values())).task.agents) < 2:
         raise ConfigError("crossplay=true", "needs agents with partners, and this task has one agent", "leave it out")
-    runs = _run_names(list(configs))
+    runs = _run_names(configs)
     several = len({folder for folder, _, _ in found}) > 1
     each = len({subject.name for _, _, subject in found}) > 1
     return [
@@ -136,13 +136,14 @@ def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list
     ]
 
 
-def _run_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Runs by as many of the last parts of their paths as tell them apart."""
-    for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
-        names = {folder: "/".join(folder.parts[-parts:]) for folder in folders}
-        if len(set(names.values())) == len(folders):
-            return names
-    return {folder: str(folder) for folder in folders}
+def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
+    """Runs by as many of the last parts of their paths as tell them apart, and by their seeds where these differ."""
+    parts = 1
+    while len({folder.parts[-parts:] for folder in configs}) < len(configs):
+        parts += 1
+    seeds = {folder: f" (seed {config.seed})" for folder, config in configs.items()}
+    differ = len(set(seeds.values())) > 1
+    return {folder: "/".join(folder.parts[-parts:]) + (seeds[folder] if differ else "") for folder in configs}
 
 
 def _unlike_seeds(configs: Mapping[Path, Config], config: Config) -> Iterator[str]:
@@ -187,7 +188,7 @@ def _refuse_too_many(origins: Sequence[Origin]) -> _Weights:
     return weights
 
 
-def _cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
+def cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
     """Row, column and pairing of one agent's table: it comes from the row's origin, all others from the column's."""
     for row in range(origins):
         for column in range(origins):
@@ -232,7 +233,7 @@ def _table(
     scores = [[0.0] * origins for _ in range(origins)]
     errors = [[0.0] * origins for _ in range(origins)]
     together, apart = [], []
-    for row, column, pairing in _cells(agents, agent, origins):
+    for row, column, pairing in cells(agents, agent, origins):
         episodes = rows[pairing].get(metric)
         scores[row][column] = found[pairing].metrics[metric]
         errors[row][column] = math.nan if episodes is None else standard_error(episodes)
