@@ -198,3 +198,10 @@ def test_runs_that_learn_otherwise_play_together(ippo_eval: Call, tmp_path: Path
     other = a_run(tmp_path / "other", "seed=1", "actor.hidden_size=32", "algorithm=ppo", "critic=value_head")
     code, said = ippo_eval(f"run=[{first},{other}]", "crossplay=true")
     assert (code, said.startswith("ippo: checkpoints=latest cannot be used")) == (2, True), "they have none yet"
+
+
+def test_a_model_that_only_a_run_makes_is_not_evaluated_as_one_that_is_there(ippo_eval: Call, tmp_path: Path) -> None:
+    made = ("task=sorting", "task.agents.low.actor.kind=tiny")
+    code, said = ippo_eval(f"model={tmp_path}", *made)
+    assert code == 2
+    assert said.startswith("ippo: task.agents.low.actor.kind=tiny is a model that a run makes")

@@ -139,9 +139,24 @@ def _evaluate_model(model: str, overrides: list[str]) -> None:
 
     chosen = ["actor=full", *arguments([f"actor.model={model}"])]
     config = _composed([*chosen, *overrides], overrides, of_model=True)
+    _refuse_made_locally(config)
     from ippo_cli.training.evaluate_run import evaluate_model
 
     evaluate_model(config, [*chosen[1:], *overrides])
+
+
+def _refuse_made_locally(config: Config) -> None:
+    """Raise `ConfigError` for an agent whose task file has it made by a run."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import TinyActorConfig
+
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig):
+            raise ConfigError(
+                f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
+                "is a model that a run makes, and model= is there already",
+                f"add task.agents.{name}.actor=full, or evaluate the run",
+            )
 
 
 def _composed(composed: list[str], typed_now: list[str], *, of_model: bool) -> Config:

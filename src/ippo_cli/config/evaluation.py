@@ -84,7 +84,14 @@ OF_BOTH = (
     "deterministic",
 )
 # Of a Hugging Face model; a run has these, and another value would be another run's.
-OF_MODELS = ("seed", "output_dir", "actor.revision", "task.agents.*.actor.model", "task.agents.*.actor.revision")
+OF_MODELS = (
+    "seed",
+    "output_dir",
+    "actor.revision",
+    "task.agents.*.actor.kind",
+    "task.agents.*.actor.model",
+    "task.agents.*.actor.revision",
+)
 # Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
 OF_COMPUTING = ("actor.dtype", "task.agents.*.actor.dtype", "rollout.decode_batch_size", "task.num_workers")
 SEARCH_PATH = "hydra.searchpath"
