@@ -50,8 +50,8 @@ HELP_TAIL = """
 Keys (override with key=value; all of them with their meaning are in docs/config.md)
 """
 HELP_END = """
-One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic; sampling keys of rollout;
-algorithm.mini_batch_size, .ppo_epochs), and kinds: task.agents.high.critic=value_head, task.agents.high.actor=full
+One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic, how it is
+sampled, algorithm.ppo_epochs and .mini_batch_size), and its kinds: task.agents.high.critic=value_head
 One more agent: +task.agents.checker.template='{question}'; one less: ~task.agents.low;
 all of them: 'task.agents={solver:{template:"{question}"},checker:{template:"{answer}?"}}'
 

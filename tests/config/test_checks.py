@@ -150,7 +150,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (SHARED,),
         {"task.agents.high.rollout.temperature": 0.5},
         1,
-        "task.agents.high.rollout.temperature=0.5 differs from low's 1.0, and both are in group shared, which has one t",
+        "task.agents.high.rollout.temperature=0.5 differs from low's 1.0, and both are in group shared, which has one",
     ),
     (
         (SHARED,),
@@ -181,7 +181,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"task.agents.high.algorithm.ppo_epochs": 2},
         1,
-        "task.agents.high.algorithm.mini_batch_size=null task.agents.high.algorithm.ppo_epochs=2 make 2 optimizer steps",
+        "task.agents.high.algorithm.mini_batch_size=null task.agents.high.algorithm.ppo_epochs=2 make 2",
     ),
     (
         ("task.agents.high.critic.kind=none",),
