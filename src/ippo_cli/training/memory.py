@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
 from ippo_cli.config.teams import holders, members
@@ -142,7 +142,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ranks,
             longest,
             rows,
-            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            mini_batch_size(config, settings),
             agents=len(names),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -157,7 +157,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
                 ranks,
                 longest,
                 rows,
-                critic_mini_batch_size(config, critic),
+                critic_mini_batch_size(config, settings),
                 agents=len(names),
                 checkpointed=critic.gradient_checkpointing,
                 decodes=False,

@@ -91,7 +91,7 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
     if (told := _credit_cost(config)) is not None:
         _say("credit", told)
     for holder, names in members(config).items():
-        steps = [f"actor {plan.actor_steps}"]
+        steps = [f"actor {plan.actor_steps[names[0]]}"]
         if names[0] in plan.critic_steps:
             steps.append(f"critic {plan.critic_steps[names[0]]}")
         shared = f", on the rows of {listed(list(names))}" if holder != names[0] else ""
@@ -268,15 +268,15 @@ def _gib(size: float) -> str:
 
 def _flops(config: Config, material: Material, agent: str) -> float:
     """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
-    shapes = material.shapes[agent]
+    shapes, settings = material.shapes[agent], config.task.agents[agent]
     turns = shapes.length.turns or 1 if isinstance(config.task, ConversationConfig) else 1  # a world may end early
-    tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
+    tokens = config.rollout.buffer_size * settings.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
     # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
     every = config.reward.measure_credit_every or 1
     generated = 2.0 * shapes.actor.parameters * tokens * (1 + (1 / every if replays(config) else 0))
-    trained = (shapes.actor.parameters + critic) * 6.0 * tokens * config.algorithm.ppo_epochs
-    valuing = 0 if config.critic.kind is CriticKind.none else critic or shapes.actor.parameters
+    trained = (shapes.actor.parameters + critic) * 6.0 * tokens * settings.algorithm.ppo_epochs
+    valuing = 0 if settings.critic.kind is CriticKind.none else critic or shapes.actor.parameters
     return generated + 2.0 * valuing * tokens + trained
 
 

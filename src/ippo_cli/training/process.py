@@ -31,7 +31,7 @@ from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import GENERATORS, Generator
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State
@@ -236,7 +236,8 @@ def _generator(
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](policies, config.rollout, poll, continues=goes_on(config))
+    sampling = sampling_settings(config.task)
+    return GENERATORS[config.rollout.kind](policies, config.rollout, sampling, poll, continues=goes_on(config))
 
 
 def _initial_generator(config: Config, team: Team, console: Console, preemption: PreemptionHandler) -> Generator | None:

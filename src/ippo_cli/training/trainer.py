@@ -25,7 +25,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import mixed_scores, processed_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.generator import Draws, Generator, sampling_of
+from ippo_cli.rollout.generator import Draws, Generator
 from ippo_cli.rollout.replay import Substituted
 from ippo_cli.rollout.rows import to_rows
 from ippo_cli.tasks.conversation import PromptFormat
@@ -285,8 +285,10 @@ class Trainer:
         return collect(self.environments, self.formats, batch, generator, draws, poll=self.preemption.poll)
 
     def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
-        filtered = sampling_of(self.config.rollout).filters
-        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.team}
+        return {
+            name: to_rows(episodes, name, device=self.device, filtered=agent.rollout.filters)
+            for name, agent in self.config.task.agents.items()
+        }
 
     def _scored_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch

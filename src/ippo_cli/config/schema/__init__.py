@@ -31,6 +31,7 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    StepsConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -60,7 +61,7 @@ from ippo_cli.config.schema.reward import (
     RewardConfig,
     RewardKind,
 )
-from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     Config,
