@@ -12,6 +12,7 @@ from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.schema import (
     AgentConfig,
@@ -55,6 +56,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_run(config)
     _check_agents(config, training=training)
     check_team(config)
+    check_learning_order(config)
     _check_turns(config)
     _check_rollout(config, world_size)
     check_algorithm(config)
@@ -115,6 +117,12 @@ def _check_agents(config: Config, *, training: bool) -> None:
         )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
+    if training and all(agent.frozen for agent in config.task.agents.values()):
+        raise ConfigError(
+            f"task.agents.{next(iter(config.task.agents))}.frozen=true",
+            "leaves nobody who learns",
+            "let at least one agent learn, or use ippo-eval",
+        )
     task = config.task
     if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, H hidden width, V vocabulary.
+"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, S steps, H hidden width, V vocabulary.
 
 The letters stand for one size within a call: `Tokens` beside `Rows` have as many rows. Nothing is checked when a run
 trains; the tests import the formulas with a type checker.
@@ -17,6 +17,7 @@ Mask = Shaped[Tensor, "B R"]  # bool, or 0 and 1 of any dtype
 TokenMask = Bool[Tensor, "B R"]
 TurnNumbers = Int[Tensor, "B R"]
 Turns = Float[Tensor, "B K"]
+Steps = Float[Tensor, "B S"]
 Rows = Float[Tensor, "B"]
 Labels = Int[Tensor, "B"]
 Hidden = Float[Tensor, "*shape H"]

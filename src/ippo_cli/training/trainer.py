@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
-from ippo_cli.config.schema import Config, ConversationConfig
+from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import reads_payments
 from ippo_cli.rewards.contract import RewardFunction
@@ -40,8 +40,8 @@ from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.team_update import acts_together, update_team
 from ippo_cli.training.unusual import unusual_rows
-from ippo_cli.training.update import update
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores, StepContext
 
 
@@ -150,10 +150,7 @@ class Trainer:
             targets, kl_coef = algorithm.targets(team, experience)
         self.point.weights_moved = True
         with clock("update"):
-            stats = [
-                prefixed(learner.name, update(learner, experience.rollouts, targets, context))
-                for learner in team.learners
-            ]
+            stats = update_team(team, experience, targets, self.config, context)
         coefs = algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
         row |= pace(row, list(team), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
@@ -189,6 +186,8 @@ class Trainer:
                 )
             self._warn_of_failed_rows(scored.failure)
             self._look_at_payments(iteration, episodes)
+            if iteration == 0 and config.team.update_order is UpdateOrder.sequential:
+                self._look_at_joint_actions(episodes)
         greedy = (
             self._scored_greedy(greedy_episodes, scored.moments, clock) if self.state.algorithm.needs_greedy else {}
         )
@@ -297,6 +296,15 @@ class Trainer:
                 f"reward=environment is what is paid, and task.protocol={task.protocol} paid nobody in the "
                 f"{self.config.rollout.buffer_size} episodes of the first iteration; let it return what agents are "
                 "paid, 0.0 included, or use another reward",
+            )
+
+    def _look_at_joint_actions(self, episodes: Sequence[Episode]) -> None:
+        """Say so where no two policies act at the same step: no factor is ever another than 1."""
+        if not acts_together(self.state.team, episodes):
+            self._say_once(
+                "no_joint_actions",
+                "team.update_order=sequential corrects for what others do at the same step, and in the first "
+                "iteration no two policies acted at once: every factor was 1, as without it",
             )
 
     def _evaluate(self) -> Evaluation:
