@@ -56,7 +56,8 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_run(config)
     _check_agents(config, training=training)
     check_team(config)
-    check_learning_order(config)
+    if training:
+        check_learning_order(config)
     _check_turns(config)
     _check_rollout(config, world_size)
     check_algorithm(config)
@@ -117,12 +118,6 @@ def _check_agents(config: Config, *, training: bool) -> None:
         )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
-    if training and all(agent.frozen for agent in config.task.agents.values()):
-        raise ConfigError(
-            f"task.agents.{next(iter(config.task.agents))}.frozen=true",
-            "leaves nobody who learns",
-            "let at least one agent learn, or use ippo-eval",
-        )
     task = config.task
     if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
         raise ConfigError(

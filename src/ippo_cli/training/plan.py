@@ -88,6 +88,9 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
     fewest, most = plan.samples_per_rank
     _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
     for holder, names in members(config).items():
+        if config.task.agents[names[0]].frozen:
+            _say(f"{holder} steps", "none: it is frozen")
+            continue
         steps = [f"actor {plan.actor_steps}"]
         if names[0] in plan.critic_steps:
             steps.append(f"critic {plan.critic_steps[names[0]]}")
@@ -252,6 +255,8 @@ def _flops(config: Config, material: Material, agent: str) -> float:
     tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
     generated = 2.0 * shapes.actor.parameters * tokens
+    if config.task.agents[agent].frozen:
+        return generated
     trained = (shapes.actor.parameters + critic) * 6.0 * tokens * config.algorithm.ppo_epochs
     valuing = 0 if config.critic.kind is CriticKind.none else critic or shapes.actor.parameters
     return generated + 2.0 * valuing * tokens + trained

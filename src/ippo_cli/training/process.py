@@ -9,15 +9,17 @@ import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.agents.team import Team
@@ -37,6 +39,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
+from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
     Material,
     device_kind,
@@ -91,10 +94,13 @@ def _train(
 ) -> None:
     run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None
+    ratings: list[tuple[str, float]] = []
     try:
         error_file(folder, distributed.rank()).unlink(missing_ok=True)  # of the attempt before a resume
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
+        if trainer.partners is not None:
+            ratings = best_first(trainer.partners.ratings())
     except Preempted as leaving:
         run.finish("preempted")
         if not distributed.is_main():  # rank 0 tells
@@ -111,7 +117,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds)
+    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings)
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
@@ -157,8 +163,12 @@ def build_trainer(
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
     state = _initial_state(config, build_team(config, weights, device), run)
     checkpoints = _checkpoints(config, folder, plan, material)
+    generator_of = partial(_generator, config, task, console, preemption)
+    partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if resumed:
         checkpoint = checkpoints.load(state)
+        if partners is not None:
+            partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
@@ -171,7 +181,9 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, task, state.team, console, preemption),
+        generator=generator_of(state.team.speakers),
+        generator_of=generator_of,
+        partners=partners,
         device=device,
         reward=reward,
         state=state,
@@ -207,7 +219,7 @@ def _initial_state(config: Config, team: Team, run: Run) -> State:
     return State(
         team=team,
         algorithm=algorithm,
-        moments={name: ScoreMoments() for name in team},
+        moments={name: ScoreMoments() for name in team.names},
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
@@ -222,14 +234,20 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
     return checkpoints
 
 
-def _generator(config: Config, task: Task, team: Team, console: Console, preemption: PreemptionHandler) -> Generator:
+def _generator(
+    config: Config,
+    task: Task,
+    console: Console,
+    preemption: PreemptionHandler,
+    speakers: Mapping[str, GenerationPolicy],
+) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
+    return GENERATORS[config.rollout.kind](speakers, config.rollout, poll, continues=goes_on(config))
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

@@ -122,7 +122,7 @@ class JointChanges:
 
 def action_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
     """The environment's step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
-    own = [[turn.step for turn in episode.of(agent)] for episode in episodes]
+    own = [[turn.step for turn in episode.own(agent)] for episode in episodes]
     width = max([1, *map(len, own)])
     steps = torch.tensor([row + [-1] * (width - len(row)) for row in own], dtype=torch.long).reshape(len(own), width)
     turn = rollout.turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
@@ -35,6 +36,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import iteration_row, pace, prefixed
+from ippo_cli.training.partners import Partners
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
@@ -70,6 +72,8 @@ class Trainer:
     environments: EnvironmentPool
     formats: Mapping[str, PromptFormat]
     generator: Generator
+    generator_of: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
+    partners: Partners | None
     reward: RewardFunction
     state: State
     run: Run
@@ -153,7 +157,9 @@ class Trainer:
             stats = update_team(team, experience, targets, self.config, context)
         coefs = algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
-        row |= pace(row, list(team), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        row |= pace(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        if self.partners is not None:
+            row |= self.partners.record(experience.episodes, iteration)
         row["time/environments"] = self.environments.seconds - stepped
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, moments
@@ -164,16 +170,18 @@ class Trainer:
     def experience(self, iteration: int, clock: Stopwatch) -> tuple[Experience, dict[str, ScoreMoments]]:
         """What the agents do in an iteration and what it is worth, and the moments of scores with it taken in."""
         team, config = self.state.team, self.config
+        if self.partners is not None:
+            self.partners.begin(team, iteration)
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = Draws(seed=config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
         if self.state.algorithm.needs_greedy:
             with clock("rollout"):  # of the same purpose: in environments with the same luck
-                greedy_episodes = self._collect(batch, replace(draws, greedy=True))
-        with streaming_reward(self.reward, list(team), config.reward.reward_batch_rows) as streaming:
+                greedy_episodes = self._play(iteration, batch, replace(draws, greedy=True))
+        with streaming_reward(self.reward, list(team.names), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
-                episodes = self._collect(batch, draws, on_episodes=streaming.on_finished if streaming else None)
+                episodes = self._play(iteration, batch, draws, streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
             with clock("score"):
                 scored = score(
@@ -194,7 +202,7 @@ class Trainer:
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
-                rollouts = {name: agent.rescored(sampled[name]) for name, agent in team.items()}
+                rollouts = sampled | {name: agent.rescored(sampled[name]) for name, agent in team.items()}
         experience = Experience(
             batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
         )
@@ -205,7 +213,7 @@ class Trainer:
         samples = []
         if every > 0 and iteration % every == 0:
             raw = {
-                name: scores.raw.where(~scores.failed[:, None], torch.nan) for name, scores in experience.scores.items()
+                name: scores.raw.where(scores.valid[:, None], torch.nan) for name, scores in experience.scores.items()
             }
             samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
         self._show_samples(f"train_{iteration:08d}", samples)
@@ -225,6 +233,8 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
+        if self.partners is not None and self.config.team.partners.elo:
+            self.run.write_table("elo.json", self.partners.table())
         with distributed.failing_together():
             self.run.log(row)
             self.console.iteration(row, self.plan.num_iterations)
@@ -242,13 +252,35 @@ class Trainer:
         if not last and self.preemption.agreed():
             raise PreemptionRequested
 
-    def _collect(self, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None) -> list[Episode]:
+    def _play(self, iteration: int, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None) -> list[Episode]:
+        """Episodes of an iteration, those with partners played apart."""
+        if self.partners is None:
+            return self._collect(batch, draws, on_episodes)
+
+        def play(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
+            def told(own: list[int], episodes: list[Episode]) -> None:
+                assert on_episodes is not None
+                on_episodes([places[place] for place in own], episodes)
+
+            listen = None if on_episodes is None else told
+            return self._collect(part, draws, listen, generator=self.generator_of(speakers))
+
+        return self.partners.play(self.state.team, batch, iteration, play)
+
+    def _collect(
+        self,
+        batch: Batch,
+        draws: Draws,
+        on_episodes: OnEpisodes | None = None,
+        *,
+        generator: Generator | None = None,
+    ) -> list[Episode]:
         """Episodes of every example; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
         return collect(
             self.environments,
             self.formats,
             batch,
-            self.generator,
+            generator or self.generator,
             draws,
             poll=self.preemption.poll,
             on_episodes=on_episodes,
@@ -256,7 +288,7 @@ class Trainer:
 
     def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
         filtered = sampling_of(self.config.rollout).filters
-        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.team}
+        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.team.names}
 
     def _scored_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch

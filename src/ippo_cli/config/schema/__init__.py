@@ -82,7 +82,14 @@ from ippo_cli.config.schema.task import (
     TaskConfig,
     TaskKind,
 )
-from ippo_cli.config.schema.team import IndependentTeamConfig, SharedPolicyConfig, TeamConfig, TeamKind, UpdateOrder
+from ippo_cli.config.schema.team import (
+    IndependentTeamConfig,
+    PartnersConfig,
+    SharedPolicyConfig,
+    TeamConfig,
+    TeamKind,
+    UpdateOrder,
+)
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
     IllegalMove,
