@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +57,7 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
     configuration another one for this evaluation. Returns the file.
     """
-    frozen = {name for name, agent in config.task.agents.items() if agent.frozen}
-    return _evaluate(config, find_weights(folder, checkpoint, holders(config), frozen), folder, overrides)
+    return _evaluate(config, find_weights(folder, checkpoint, holders(config)), folder, overrides)
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
@@ -154,10 +153,10 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
     return f"{weights}-seed{seed}{digest}.json"
 
 
-def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str], frozen: Collection[str] = ()) -> Subject:
+def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by. Those of `frozen` agents are the initial ones always.
+    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones.
     """
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
@@ -167,13 +166,13 @@ def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str], fr
     listed = json.loads((found / MANIFEST).read_text())["files"]
     models: dict[str, Record] = {}
     for name, holder in holder_of.items():
-        if name in frozen:
-            models[name] = _initial_model(folder, holder)
-            continue
         place = f"{holder}/actor/"
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
+        if not digests and record_file(folder, holder).is_file():
+            models[name] = _initial_model(folder, holder)
+            continue
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")

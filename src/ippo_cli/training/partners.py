@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent, GenerationPolicy
-from ippo_cli.agents.initial import description
 from ippo_cli.agents.team import Team
 from ippo_cli.config.errors import ResumeError, storing
 from ippo_cli.config.schema import Config
@@ -27,11 +26,11 @@ from ippo_cli.config.teams import holders, learning_members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.training.checkpoint_files import Listing, listing, sha256_of, sync_folder
 from ippo_cli.training.elo import Games, results, snapshot_name
 from ippo_cli.training.folder import all_checkpoints, step_name
 from ippo_cli.types import Batch, Episode
 
-Digests = dict[str, dict[str, str]]  # by policy: sha256 of its files
 Play = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
 """Episodes about some examples, whose places in the rank's batch are given, with these speakers."""
 
@@ -40,7 +39,7 @@ Play = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode
 class PoolState:
     """What a checkpoint holds of a pool; the weights lie in the run's folder."""
 
-    snapshots: dict[int, Digests] = field(default_factory=dict)  # by iteration, oldest first
+    snapshots: dict[int, Listing] = field(default_factory=dict)  # files by iteration, oldest first
     games: Games = field(default_factory=Games)
 
     def stored(self) -> dict[str, Any]:
@@ -50,7 +49,7 @@ class PoolState:
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Become what was stored."""
         stored = copy.deepcopy(stored)
-        self.snapshots = {int(iteration): digests for iteration, digests in stored["snapshots"]}
+        self.snapshots = {int(iteration): files for iteration, files in stored["snapshots"]}
         self.games = Games(stored["games"])
 
 
@@ -102,12 +101,12 @@ class Partners:
         distributed.on_main(self._verify)
 
     def _verify(self) -> None:
-        for iteration, digests in self._state.snapshots.items():
-            for holder, digest in digests.items():
-                folder = self._place(iteration) / holder / "actor"
-                if not folder.is_dir() or description(folder, None)["sha256"] != digest:
+        for iteration, files in self._state.snapshots.items():
+            for name, entry in files.items():
+                file = self._place(iteration) / name
+                if not file.is_file() or sha256_of(file) != entry["sha256"]:
                     raise ResumeError(
-                        f"{folder} is not what it was when it was written, and the run would go on with other "
+                        f"{file} is not what it was when it was written, and the run would go on with other "
                         "partners; put it back, or start a new run"
                     )
 
@@ -124,22 +123,25 @@ class Partners:
             self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
         distributed.on_main(self._tidy)
 
-    def _write(self, team: Team, iteration: int) -> Digests:
+    def _write(self, team: Team, iteration: int) -> Listing:
         """The weights of every policy that learns, under their final name once they are whole."""
         final = self._place(iteration)
         partial = final.with_name(f".{final.name}.partial")
         distributed.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        written: list[Path] = []  # on rank 0
         for learner in team.learners:
             if learner.is_policy:
                 weights = learner.engine.full_state_dict()
                 with distributed.failing_together(), storing(str(self._folder)):
-                    learner.save_pretrained(partial / learner.name, weights, team.tokenizer(learner))
+                    written += learner.save_pretrained(partial / learner.name, weights, team.tokenizer(learner))
 
-        def named() -> Digests:
+        def named() -> Listing:
             with storing(str(self._folder)):
+                listed = listing(partial, written)
                 shutil.rmtree(final, ignore_errors=True)  # of an earlier attempt at the same iteration
                 partial.rename(final)
-            return {holder: description(final / holder / "actor", None)["sha256"] for holder in self._policies}
+                sync_folder(final.parent)
+            return listed
 
         return distributed.on_main(named)
 
