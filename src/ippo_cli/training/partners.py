@@ -121,7 +121,6 @@ class Partners:
         self._loaded = None if self._loaded is not None and self._loaded[0] == iteration else self._loaded
         if iteration:  # what the current weights have played since the last snapshot is what these have
             self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
-        distributed.on_main(self._tidy)
 
     def _write(self, team: Team, iteration: int) -> Listing:
         """The weights of every policy that learns, under their final name once they are whole."""
@@ -145,8 +144,12 @@ class Partners:
 
         return distributed.on_main(named)
 
-    def _tidy(self) -> None:
-        """Remove snapshots that neither the pool nor any checkpoint has."""
+    def tidy(self) -> None:
+        """Remove snapshots that neither the pool nor any checkpoint has: after an iteration, for one that was begun
+        may be abandoned, and the pool be what it was before. Collective."""
+        distributed.on_main(self._remove_unused)
+
+    def _remove_unused(self) -> None:
         kept = {step_name(iteration) for iteration in self._state.snapshots}
         for checkpoint in all_checkpoints(self._folder.parent / "checkpoints"):
             try:

@@ -165,6 +165,8 @@ class Trainer:
         algorithm.kl_coef, state.moments = kl_coef, moments
         state.progress.iteration, state.progress.row = iteration + 1, row
         self._reached()
+        if self.partners is not None:
+            self.partners.tidy()
         return experience
 
     def experience(self, iteration: int, clock: Stopwatch) -> tuple[Experience, dict[str, ScoreMoments]]:
