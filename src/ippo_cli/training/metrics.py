@@ -102,6 +102,7 @@ METRICS: dict[str, str] = {
     "had no room",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of playing episodes: generation, and environments",
+    "time/partners": "team.partners: seconds of keeping a snapshot",
     "time/environments": "seconds of time/rollout in which environments were reset and stepped",
     "time/score": "seconds of the reward",
     "time/logprobs": "seconds of rollout.recompute_logprobs",

@@ -92,8 +92,7 @@ class Partners:
         self._config, self._folder, self._device = config, folder / "partners", device
         self._settings, self._state = config.team.partners, state
         self._policies, self._holder_of = learning_members(config), holders(config)
-        self._agents = [name for names in self._policies.values() for name in names]
-        self._agents = [name for name in config.task.agents if name in self._agents]
+        self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded: tuple[int, dict[str, FrozenAgent]] | None = None
 
     def verify(self) -> None:

@@ -173,7 +173,8 @@ class Trainer:
         """What the agents do in an iteration and what it is worth, and the moments of scores with it taken in."""
         team, config = self.state.team, self.config
         if self.partners is not None:
-            self.partners.begin(team, iteration)
+            with clock("partners"):
+                self.partners.begin(team, iteration)
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = Draws(seed=config.seed, purpose=f"train/{iteration}")
