@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
@@ -46,12 +46,32 @@ def build_team(config: Config, weights: Mapping[str, Path | str], device: torch.
     """
     references: dict[str, Policy] = {}
     built: dict[str, Agent] = {}
+    frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
     for holder, names in members(config).items():
+        if config.task.agents[names[0]].frozen:
+            frozen[holder] = _build_frozen(config, holder, str(weights[holder]), references, device)
+            continue
         one = _build_agent(config, holder, names, str(weights[holder]), references, device)
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
-    return Team(agents={name: built[name] for name in config.task.agents}, learners=learners)
+    return Team(
+        agents={name: built[name] for name in config.task.agents if name in built},
+        learners=learners,
+        frozen=frozen,
+        names=tuple(config.task.agents),
+    )
+
+
+def _build_frozen(
+    config: Config, name: str, weights: str, references: dict[str, Policy], device: torch.device
+) -> FrozenAgent:
+    """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
+    actor = config.task.agents[name].actor
+    tokenizer = load_tokenizer(weights, actor.revision)
+    policy = _reference(actor, weights, references, device)
+    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
 
 
 def _build_agent(

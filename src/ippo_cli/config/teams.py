@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, Config, SharedPolicyConfig
+from ippo_cli.config.schema import AgentConfig, Config, OptimizerConfig, SharedPolicyConfig
 
 SHARED = "shared"  # the group of all agents where none is named
 RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
@@ -18,17 +18,23 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
 
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
-    own where nobody else has its weights.
+    own where nobody else has its weights, as those of a frozen agent.
     """
     team, agents = config.team, config.task.agents
     groups: Mapping[str, Sequence[str]] = {}
     if isinstance(team, SharedPolicyConfig):
-        groups = team.groups or {SHARED: list(agents)}
+        groups = team.groups or {SHARED: [name for name, agent in agents.items() if not agent.frozen]}
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
     for name in agents:
         found.setdefault(group_of.get(name, name), []).append(name)
     return {holder: tuple(names) for holder, names in found.items()}
+
+
+def learning_members(config: Config) -> dict[str, tuple[str, ...]]:
+    """The same without agents that are frozen: whose weights have a learner."""
+    agents = config.task.agents
+    return {holder: names for holder, names in members(config).items() if not agents[names[0]].frozen}
 
 
 def holders(config: Config) -> dict[str, str]:
@@ -49,6 +55,9 @@ def refuse_unusable_name(where: str, name: str) -> None:
 def check_team(config: Config) -> None:
     """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
     team, agents = config.team, config.task.agents
+    for name, agent in agents.items():
+        if agent.frozen:
+            _refuse_training_values(config, name, agent)
     if not isinstance(team, SharedPolicyConfig):
         return
     if not team.groups and SHARED in agents:
@@ -57,13 +66,13 @@ def check_team(config: Config) -> None:
             f"puts all agents into a group named {SHARED}, and one of them has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
-    _check_groups(team.groups, list(agents))
+    _check_groups(team.groups, agents)
     for group, names in members(config).items():
         for name in names[1:]:
             _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
 
 
-def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
+def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
     group_of: dict[str, str] = {}
     for group, names in groups.items():
         where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
@@ -75,6 +84,12 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
         for name in names:
             if name not in agents:
                 raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
+            if agents[name].frozen:
+                raise ConfigError(
+                    written,
+                    f"names {name}, whose weights are its initial ones (task.agents.{name}.frozen=true)",
+                    "leave it out: whoever is in no group has weights of its own",
+                )
             if name in group_of:
                 raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
             group_of[name] = group
@@ -98,6 +113,20 @@ def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: Ag
                     f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one "
                     f"{key if keys else part}",
                     f"set {part}.{key} for all of them, or use another group",
+                )
+
+
+def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> None:
+    """Raise where a frozen agent is given values of training that others do not have: nothing would read them."""
+    read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
+    for part, own, common in (("actor", agent.actor, config.actor), ("critic", agent.critic, config.critic)):
+        for field in fields(own):
+            value = getattr(own, field.name)
+            if value != getattr(common, field.name) and not (part == "actor" and field.name in read):
+                raise ConfigError(
+                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                    f"would do nothing: task.agents.{name}.frozen=true, and who is frozen is not trained",
+                    "leave it out, or set frozen=false",
                 )
 
 

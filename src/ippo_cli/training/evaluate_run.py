@@ -199,7 +199,7 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
 def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by.
+    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones.
     """
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
@@ -213,6 +213,9 @@ def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) ->
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
+        if not digests and record_file(folder, holder).is_file():
+            models[name] = _initial_model(folder, holder)
+            continue
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.teams import holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -50,7 +50,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, whole on every rank."""
+    """One reference, the actor of an agent that is frozen, or a snapshot of one that is not; whole on every rank."""
 
     name: str
     shape: ModelShape
@@ -128,9 +128,21 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
+def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
+    """Of all snapshots that lie in a run's folder as partners, one more while the next is written."""
+    partners = config.team.partners
+    if not partners.every or partners.size is None:
+        return 0.0
+    actors = (
+        shapes[names[0]].actor.parameters * _width(config.task.agents[names[0]].actor.dtype)
+        for names in learning_members(config).values()
+    )
+    return (partners.size + 1) * float(sum(actors))
+
+
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
-    for holder, names in members(config).items():
+    for holder, names in learning_members(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
         actor, critic = settings.actor, settings.critic
         longest = max(shapes[name].length.row for name in names)
@@ -252,16 +264,19 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
 
 
 def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
-    if not needs_reference(config):
-        return
+    if config.team.partners.every:
+        for holder, names in learning_members(config).items():
+            width = _width(config.task.agents[names[0]].actor.dtype)
+            yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
     for name, agent in shapes.items():
         settings = config.task.agents[name]
         key = (agent.weights, settings.actor.dtype)
-        if key not in known:
+        if key not in known and (settings.frozen or needs_reference(config)):
             known.add(key)
-            yield Frozen(name=f"{holder_of[name]} reference", shape=agent.actor, width=_width(settings.actor.dtype))
+            what = "actor" if settings.frozen else "reference"
+            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=_width(settings.actor.dtype))
 
 
 def _update(model: Trained) -> float:

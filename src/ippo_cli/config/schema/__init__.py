@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ippo_cli.config.schema.actor import ActorConfig, ActorKind, Alphabet, TinyActorConfig
-from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, unset
+from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, SpeakerConfig, unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
     AlgorithmConfig,
@@ -31,6 +31,7 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    SequentialCorrectionConfig,
     StepsConfig,
     Truncation,
     TurnValue,
@@ -83,7 +84,14 @@ from ippo_cli.config.schema.task import (
     TaskConfig,
     TaskKind,
 )
-from ippo_cli.config.schema.team import IndependentTeamConfig, SharedPolicyConfig, TeamConfig, TeamKind
+from ippo_cli.config.schema.team import (
+    IndependentTeamConfig,
+    PartnersConfig,
+    SharedPolicyConfig,
+    TeamConfig,
+    TeamKind,
+    UpdateOrder,
+)
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
     IllegalMove,
