@@ -85,16 +85,19 @@ SCALES = {
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 
 
-def copying(turns: int, *arguments: str, episodes: int, about: str) -> Task:
+def copying(turns: int, *arguments: str, length: int = 2, episodes: int, about: str) -> Task:
     random = 1 / len(LETTERS)
-    bounds = Bounds(random**4 if "together=true" in arguments else random, 1.0)
+    letters = 2 * length if "together=true" in arguments else 1
     return Task(
         about=about,
         kind=Kind.team,
         turns=str(turns),
-        overrides=(*world("copy", f"turns={turns}", *arguments), "rollout.max_new_tokens=2"),
+        overrides=(
+            *world("copy", f"turns={turns}", f"length={length}", *arguments),
+            f"rollout.max_new_tokens={length}",
+        ),
         episodes=episodes,
-        bounds=lambda: bounds,
+        bounds=lambda: Bounds(random**letters, 1.0),
     )
 
 
@@ -219,7 +222,9 @@ TASKS: dict[str, Task] = {
         bounds=lambda: Bounds(1 / 4, 1.0),
     ),
     "copy_1": copying(1, episodes=30 * BUFFER, about="two letters are copied by one, moved on by the other"),
-    "copy_1_all": copying(1, "together=true", episodes=30 * BUFFER, about="the same, paid if all four are right"),
+    "copy_1_all": copying(
+        1, "together=true", length=1, episodes=20 * BUFFER, about="the same with one letter, paid if both are right"
+    ),
     "copy_3": copying(3, episodes=20 * BUFFER, about="three times, paid each time by the letter"),
     "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, paid when all is over"),
     "copy_6": copying(6, episodes=15 * BUFFER, about="six times, paid each time by the letter"),

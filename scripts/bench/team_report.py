@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
@@ -161,15 +161,17 @@ def _pairwise(scores: Mapping[str, Scores]) -> list[str]:
 
 
 def _estimate(scores: Scores) -> str:
-    return _interval(interquartile_mean(scores), *bootstrap(interquartile_mean, scores))
+    return _interval(interquartile_mean(scores), len(scores), *bootstrap(interquartile_mean, scores))
 
 
 def _improvement(scores: Scores, others: Scores) -> str:
-    return _interval(probability_of_improvement(scores, others), *bootstrap(probability_of_improvement, scores, others))
+    point = probability_of_improvement(scores, others)
+    return _interval(point, len(scores), *bootstrap(probability_of_improvement, scores, others))
 
 
-def _interval(point: float, low: object, high: object) -> str:
-    return f"{point:.2f} [{low:.2f}, {high:.2f}]"
+def _interval(point: float, seeds: int, low: object, high: object) -> str:
+    """One seed has no interval: it would always be drawn again."""
+    return f"{point:.2f} [{low:.2f}, {high:.2f}]" if seeds > 1 else f"{point:.2f}"
 
 
 def difference(scores: Scores, others: Scores) -> float:
@@ -209,13 +211,17 @@ def _claim(runs: Sequence[Run]) -> list[str]:
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
-    pair = [matrix(runs, one, tasks, key) for one in (name, other)]
-    low, high = bootstrap(difference, *pair)
-    text = f"{difference(*pair):+.2f} [{low:+.2f}, {high:+.2f}]"
+    text = _signed(difference, *(matrix(runs, one, tasks, key) for one in (name, other)))
     return text if key == "last" else f"({text})"
 
 
 def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], short: Sequence[str]) -> str:
-    four = [matrix(runs, one, tasks) for tasks in (long, short) for one in (name, other)]
-    low, high = bootstrap(growth, *four)
-    return f"{growth(*four):+.2f} [{low:+.2f}, {high:+.2f}]"
+    return _signed(growth, *(matrix(runs, one, tasks) for tasks in (long, short) for one in (name, other)))
+
+
+def _signed(statistic: Callable[..., float], *samples: Scores) -> str:
+    point = f"{statistic(*samples):+.2f}"
+    if min(map(len, samples)) < 2:
+        return point
+    low, high = bootstrap(statistic, *samples)
+    return f"{point} [{low:+.2f}, {high:+.2f}]"

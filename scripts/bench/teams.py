@@ -69,6 +69,7 @@ class Record:
 
     def add(self, result: Outcome) -> None:
         """Put it in the place of an earlier one, into the file too."""
+        result.overrides = _settings(result.overrides)
         with self._lock:
             self._put(result)
             rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
@@ -111,9 +112,7 @@ def _train(given: argparse.Namespace, record: Record) -> list[str]:
                     jobs.append(found)
     print(f"{len(jobs)} runs to do", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
-        for result in pool.map(run, jobs):
-            result.overrides = _settings(result.overrides)
-            record.add(result)
+        list(pool.map(lambda one: record.add(run(one)), jobs))
     return list(left_out.values())
 
 
