@@ -227,8 +227,8 @@ TASKS: dict[str, Task] = {
     ),
     "copy_3": copying(3, episodes=20 * BUFFER, about="three times, paid each time by the letter"),
     "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, paid when all is over"),
-    "copy_6": copying(6, episodes=15 * BUFFER, about="six times, paid each time by the letter"),
-    "copy_6_end": copying(6, "at_end=true", episodes=15 * BUFFER, about="the same, paid when all is over"),
+    "copy_6": copying(6, episodes=10 * BUFFER, about="six times, paid each time by the letter"),
+    "copy_6_end": copying(6, "at_end=true", episodes=10 * BUFFER, about="the same, paid when all is over"),
     "meet": meetings(
         turns=4, episodes=20 * BUFFER, about="walkers on a ring of five cells, paid while they are together"
     ),
@@ -273,7 +273,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="2 or 3",
         overrides=(*world("tictactoe"), *SEES_ALL),
-        episodes=25 * BUFFER,
+        episodes=15 * BUFFER,
         bounds=tictactoe_bounds,
     ),
     "connect_four": Task(
@@ -281,7 +281,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="2 to 11",
         overrides=(*world("connect_four"), *SEES_ALL),
-        episodes=10 * BUFFER,
+        episodes=5 * BUFFER,
         bounds=lambda: Bounds(0.0, 1.0),
     ),
 }
