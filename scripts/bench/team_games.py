@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from itertools import product
@@ -57,6 +57,7 @@ class Algorithm:
     overrides: tuple[str, ...]
     buffer: int = BUFFER
     critic: bool = True
+    cannot: Mapping[str, str] = field(default_factory=dict)  # tasks that it is refused on, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +306,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "happo": Algorithm(
         about="HAPPO: agents are updated one after another, corrected by the ratios before them",
         overrides=("algorithm=happo", *CLIPPED),
+        cannot={"signalling": "nobody acts at the same step as another, so there is nothing to correct"},
     ),
     "shared_policy": Algorithm(
         about="one actor and one critic for both agents",

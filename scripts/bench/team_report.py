@@ -76,9 +76,10 @@ def common_seeds(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence
 
 
 def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], list[str], list[str]]:
-    """The tasks that the reference has, the algorithms that have all of them, and those that lack some."""
-    tasks = [name for name in TASKS if TASKS[name].kind in kinds and common_seeds(runs, [REFERENCE], [name])]
+    """The tasks that the reference has and all can do, the algorithms that have them all, and those that lack some."""
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
+    possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
+    tasks = [name for name in possible if TASKS[name].kind in kinds and common_seeds(runs, [REFERENCE], [name])]
     whole = [name for name in seen if tasks and common_seeds(runs, [name], tasks)]
     return tasks, whole, [name for name in seen if name not in whole]
 
@@ -138,6 +139,9 @@ def _aggregates(runs: Sequence[Run]) -> list[str]:
             beats = "" if name == REFERENCE else _improvement(scores[name], scores[REFERENCE])
             cells = [f"`{name}`", str(len(scores[name])), _estimate(scores[name]), _estimate(during), beats]
             lines.append("| " + " | ".join(cells) + " |")
+        refused = [(one, task) for one in (*names, *incomplete) for task in ALGORITHMS[one].cannot]
+        for name, task in refused:
+            lines += ["", f"Without `{task}`, which `{name}` cannot do: {ALGORITHMS[name].cannot[task]}."]
         if incomplete:
             lines += ["", "Not on all of these tasks yet: " + ", ".join(f"`{name}`" for name in incomplete) + "."]
         lines.append("")

@@ -101,6 +101,9 @@ def _train(given: argparse.Namespace, record: Record) -> list[str]:
     left_out: dict[str, str] = {}
     for task in given.tasks:
         for algorithm in given.algorithms:
+            if task in ALGORITHMS[algorithm].cannot:
+                left_out[f"{algorithm} {task}"] = f"{algorithm} of {task}: {ALGORITHMS[algorithm].cannot[task]}"
+                continue
             for seed in given.seeds:
                 try:
                     found = job(task, algorithm, seed, given)

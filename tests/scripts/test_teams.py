@@ -156,7 +156,7 @@ def test_a_bound_lies_below_the_other_and_scores_between_them_from_0_to_1() -> N
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_runs_on_the_episodes_that_all_run_on(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for task in ("signalling", "copy_6"):
+    for task in {"signalling", "copy_6"} - ALGORITHMS[algorithm].cannot.keys():
         try:
             config = teams.job(task, algorithm, 0, given()).config
         except (ConfigError, HydraException) as error:
@@ -217,6 +217,14 @@ def test_algorithms_are_aggregated_over_the_same_tasks() -> None:
     assert "Not on all of these tasks yet: `grpo`." in text
     assert "| `ippo` | 1 | 0.20 | 0.10 |" in text, "one seed has no interval"
     assert recorded("copy_1", "ippo", 0, 0.8).mean == pytest.approx(0.4)
+
+
+def test_what_one_algorithm_cannot_do_is_in_no_aggregate() -> None:
+    runs = [recorded(task, "ippo_clipped", 0, 0.5) for task in ("signalling", "copy_1")]
+    assert compared(runs, (Kind.team,))[0] == ["signalling", "copy_1"]
+    runs.append(recorded("copy_1", "happo", 0, 0.6))
+    assert compared(runs, (Kind.team,)) == (["copy_1"], ["ippo_clipped", "happo"], [])
+    assert any(line.startswith("Without `signalling`, which `happo` cannot do") for line in tables(runs))
 
 
 def test_nothing_is_recorded_at_first() -> None:
