@@ -56,6 +56,7 @@ class Algorithm:
     about: str
     overrides: tuple[str, ...]
     buffer: int = BUFFER
+    rate: float = 1.0  # times the learning rates of the scale
     critic: bool = True
     cannot: Mapping[str, str] = field(default_factory=dict)  # tasks that it is refused on, and why
 
@@ -66,22 +67,37 @@ class Scale:
 
     episodes: int  # times those of the task
     overrides: tuple[str, ...]
+    actor_learning_rate: float
     critic_learning_rate: float
 
 
 FROM_SCRATCH = (
-    "actor.learning_rate=2e-3",
     "actor.lr_schedule=constant",
     "actor.warmup_iterations=2",
     "actor.warm_start_steps=100",  # the form of answers, drawn at random
     "actor.warm_start_learning_rate=3e-3",
 )
 SMALL = ("actor.num_layers=1", "actor.hidden_size=64")
-LARGE = ("actor.num_layers=4", "actor.hidden_size=256", "actor.learning_rate=5e-4")
+LARGE = ("actor.num_layers=4", "actor.hidden_size=256")
 SCALES = {
-    "small": Scale(episodes=1, overrides=(*FROM_SCRATCH, *SMALL), critic_learning_rate=2e-3),
-    "large": Scale(episodes=8, overrides=(*FROM_SCRATCH, *LARGE), critic_learning_rate=5e-4),
-    "pretrained": Scale(episodes=8, overrides=("actor=full",), critic_learning_rate=1e-5),  # with actor.model=
+    "small": Scale(
+        episodes=1,
+        overrides=(*FROM_SCRATCH, *SMALL),
+        actor_learning_rate=2e-3,
+        critic_learning_rate=2e-3,
+    ),
+    "large": Scale(
+        episodes=8,
+        overrides=(*FROM_SCRATCH, *LARGE),
+        actor_learning_rate=5e-4,
+        critic_learning_rate=5e-4,
+    ),
+    "pretrained": Scale(  # with actor.model=
+        episodes=8,
+        overrides=("actor=full",),
+        actor_learning_rate=1e-6,
+        critic_learning_rate=1e-5,
+    ),
 }
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 
@@ -287,12 +303,15 @@ TASKS: dict[str, Task] = {
     ),
 }
 
+# A quarter as many steps, as they see every episode once and not four times: as far to go in each.
+ON_POLICY_RATE = 4.0
 CLIPPED = ("algorithm.ppo_epochs=4", f"algorithm.mini_batch_size={MINI_BATCH}")
 ALGORITHMS: dict[str, Algorithm] = {
     "ippo": Algorithm(
         about="Independent PPO on-policy: one step a buffer, a value per token, GAE",
         overrides=("algorithm=ippo",),
         buffer=MINI_BATCH,
+        rate=ON_POLICY_RATE,
     ),
     "ippo_clipped": Algorithm(about="Independent PPO with clipped ratios", overrides=("algorithm=ppo", *CLIPPED)),
     "mappo": Algorithm(
@@ -325,10 +344,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         about="CoMLRL's independent actor-critic: on-policy, one value per response, read before it",
         overrides=("algorithm=comlrl_iac",),
         buffer=MINI_BATCH,
+        rate=ON_POLICY_RATE,
     ),
     "comlrl_cc": Algorithm(
         about="the same with a centralised critic",
         overrides=("algorithm=comlrl_iac", "critic=centralized"),
         buffer=MINI_BATCH,
+        rate=ON_POLICY_RATE,
     ),
 }

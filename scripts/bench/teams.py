@@ -145,8 +145,9 @@ def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = Fals
     # What presets have of their own beside the algorithm is made equal.
     yield "algorithm.entropy_coef=0"
     yield "evaluation.greedy=false"
+    yield f"actor.learning_rate={larger.actor_learning_rate * algorithm.rate:g}"
     if algorithm.critic:
-        yield f"critic.learning_rate={larger.critic_learning_rate}"
+        yield f"critic.learning_rate={larger.critic_learning_rate * algorithm.rate:g}"
     yield f"rollout.buffer_size={buffer}"
     if quick:
         yield from QUICK
