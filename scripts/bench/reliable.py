@@ -40,18 +40,12 @@ def bootstrap(
     *samples: Scores,
     seed: int = 0,
     replications: int = REPLICATIONS,
-    paired: bool = False,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lower and the upper end of the statistic's interval, from samples whose runs are drawn independently.
-
-    With `paired` all samples have equal runs, of equal seeds, which are drawn together.
-    """
+    """The lower and the upper end of the statistic's interval, from samples whose runs are drawn independently."""
     luck = np.random.default_rng(seed)
     found = []
     for _ in range(replications):
         rows = [luck.integers(len(one), size=one.shape) for one in samples]
-        if paired:
-            rows = [rows[0]] * len(samples)
         found.append(statistic(*(np.take_along_axis(one, row, 0) for one, row in zip(samples, rows, strict=True))))
     tail = 100 * (1 - COVERAGE) / 2
     low, high = np.percentile(np.asarray(found, dtype=np.float64), [tail, 100 - tail], axis=0)

@@ -90,7 +90,10 @@ def report(record: Record, docs: Path) -> None:
     done = [one for one in done if one.algorithm in ALGORITHMS]
     failed = [one for one in record.outcomes.values() if one.error is not None]
     pictures = draw(done, docs / "pictures")
-    text = "\n".join([*tables(done), *(f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in failed)])
+    shown = ["", *(f"![{file.stem}](pictures/{file.name})" for file in pictures)] if pictures else []
+    text = "\n".join(
+        [*tables(done), *shown, *(f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in failed)]
+    )
     write_between(docs / "teams.md", text, MARKERS)
     print(f"{len(done)} runs are recorded; wrote {docs / 'teams.md'} and {len(pictures)} pictures")
 
