@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, UpdateOrder
 from ippo_cli.config.teams import learning_members
 
 ONE_AFTER_ANOTHER = ("sequential", "dialogue")  # protocols in which no two agents act at the same step
@@ -83,6 +83,12 @@ def _check_partners(config: Config) -> None:
             f"team.partners.every={partners.every}",
             f"keeps snapshots that speak in the place of others who learn, and only {' '.join(learning)} learns",
             "use team.partners.every=0, or name a second agent that learns",
+        )
+    if config.reward.credit_assignment is not CreditAssignment.none or config.reward.measure_credit_every:
+        raise ConfigError(
+            f"team.partners.every={partners.every}",
+            "lets snapshots speak for agents, whose credit is then not theirs",
+            "use team.partners.every=0, or reward.credit_assignment=none reward.measure_credit_every=0",
         )
     assert partners.share is not None
     prompts = config.rollout.buffer_size // config.rollout.num_generations

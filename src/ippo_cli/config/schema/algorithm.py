@@ -154,6 +154,7 @@ class SequentialCorrectionConfig:
     cap: PositiveFloat | None  # factors are truncated at this; null = never
 
 
+@dataclass
 class StepsConfig:
     """How often a buffer is gone over: the keys of `algorithm` that an agent may have values of its own for."""
 
