@@ -144,6 +144,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
     ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 keeps snapshots that speak in the place"),
     ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
+    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.partners.every=2 lets snapshots speak for agents"),
     ((), POOL | {"team.partners.share": 1.5}, 1, "team.partners.share=1.5 is out of range"),
     ((), POOL | {"team.partners.elo": True}, 1, "team.partners.elo=true compares what agents are paid, and task.kind"),
     ((), {"team.round_robin_every": 0}, 1, "team.round_robin_every=0 is out of range"),
