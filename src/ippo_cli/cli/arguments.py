@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.own_code import names_code
 
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
@@ -103,7 +104,7 @@ def _in_full(text: str) -> str:
     if value.startswith("[") and value.endswith("]"):
         listed = _listed(text)
         return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
-    place, colon, name = value.rpartition(":") if key.endswith(CODE) else (value, "", "")
+    place, colon, name = value.rpartition(":") if key.endswith(CODE) or names_code(value) else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
     full_place = _place_in_full(place)
