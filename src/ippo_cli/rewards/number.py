@@ -23,7 +23,8 @@ class NearNumber:
     share of the reference answer, at least 0), `bare` whether the response is a number and nothing else. With the
     weights .5, .25 and .25 and the reference answer 42, `42` earns 1, `So 42` .75, `40` about .49, `none` nothing.
 
-    A small model that is seldom right is told which way to go. Agents without a reference answer share the team's reward.
+    A small model that is seldom right is told which way to go. Agents without a reference answer share the team's
+    reward.
     """
 
     def __init__(self, answers: Mapping[str, str], weights: Mapping[str, float]) -> None:

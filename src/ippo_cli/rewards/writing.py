@@ -1,9 +1,9 @@
 """A joint reward for two agents who write about one subject: the first briefly, the second at length.
 
 `reward=function reward.function=ippo_cli.rewards.writing:score`. What it looks at, and most of its bounds, are those of
-CoMLRL's writing experiments (OpenMLRL/LLM_Collab_Writing, rewards/tldr_rewards.py), which has four levels that open one
-after another, of at most 0.5, 1, 0.5 and 1 points. Here the sum is divided by its largest value, 3, and words are found as
-whole words.
+CoMLRL's writing experiments (OpenMLRL/LLM_Collab_Writing, rewards/tldr_rewards.py): four levels that open one after
+another, of at most 0.5, 1, 0.5 and 1 points. Here the sum is divided by its largest value, 3, and linking words are
+found as whole words.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ ENOUGH_OVERLAP = 0.03  # of the words of both texts that say something
 LARGEST = 3.0
 
 # Words that say nothing about a subject.
-COMMON = frozenset(
-    "a about all also an and any are as at be been but by can do does each for from had has have he her his how i if in "
-    "into is it its like many may more most my no not of on one or other our out she should so some such than that the "
-    "their them then there these they this those to up use used very was we were what when which who will with would "
-    "you your".split()
-)
+_COMMON = """
+a about all also an and any are as at be been but by can do does each for from had has have he her his how i if in
+into is it its like many may more most my no not of on one or other our out she should so some such than that the
+their them then there these they this those to up use used very was we were what when which who will with would you
+your
+"""
+COMMON = frozenset(_COMMON.split())
 # Words that link one sentence with another, by what they say.
 LINKS: Mapping[str, Sequence[str]] = {
     "addition": ("additionally", "also", "besides", "furthermore", "in addition", "moreover"),

@@ -18,22 +18,34 @@ PROBLEMS: tuple[Problem, ...] = (
     ("{name} buys {a} boxes of {b} {things} and loses {c}. How many are left?", lambda a, b, c: a * b - c),
     ("{name} has {a} {things} and buys {b} bags of {c}. How many is that in all?", lambda a, b, c: a + b * c),
     ("There are {a} {things} on a table. {name} takes {b} and later {c}. How many remain?", lambda a, b, c: a - b - c),
-    ("{name} sells {a} {things} on Monday and {b} on Tuesday, for {c} dollars each. How many dollars is that?",
-     lambda a, b, c: (a + b) * c),
-    ("{name} has {a} {things}, keeps {b} and sells the rest for {c} dollars each. How many dollars is that?",
-     lambda a, b, c: (a - b) * c),
+    (
+        "{name} sells {a} {things} on Monday and {b} on Tuesday, for {c} dollars each. How many dollars is that?",
+        lambda a, b, c: (a + b) * c,
+    ),
+    (
+        "{name} has {a} {things}, keeps {b} and sells the rest for {c} dollars each. How many dollars is that?",
+        lambda a, b, c: (a - b) * c,
+    ),
     ("{name} needs {a} {things}, has {b} and gets {c}. How many are still missing?", lambda a, b, c: a - b - c),
-    ("{name} reads {a} pages a day for {b} days, and then {c} more. How many pages is that?",
-     lambda a, b, c: a * b + c),
-)  # fmt: skip
+    (
+        "{name} reads {a} pages a day for {b} days, and then {c} more. How many pages is that?",
+        lambda a, b, c: a * b + c,
+    ),
+)
 OTHERS: tuple[Problem, ...] = (
-    ("{a} children bring {b} {things} each, and {name} brings {c}. How many {things} are there?",
-     lambda a, b, c: a * b + c),
-    ("A bus carries {a} people. {b} get on, and then {c} get off. How many people does it carry now?",
-     lambda a, b, c: a + b - c),
-    ("{name} earns {a} dollars an hour, works {b} hours and spends {c} dollars. How many dollars are left?",
-     lambda a, b, c: a * b - c),
-)  # fmt: skip
+    (
+        "{a} children bring {b} {things} each, and {name} brings {c}. How many {things} are there?",
+        lambda a, b, c: a * b + c,
+    ),
+    (
+        "A bus carries {a} people. {b} get on, and then {c} get off. How many people does it carry now?",
+        lambda a, b, c: a + b - c,
+    ),
+    (
+        "{name} earns {a} dollars an hour, works {b} hours and spends {c} dollars. How many dollars are left?",
+        lambda a, b, c: a * b - c,
+    ),
+)
 
 
 def train() -> list[Example]:
