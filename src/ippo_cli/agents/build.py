@@ -15,7 +15,8 @@ from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
     Config,
@@ -73,9 +74,8 @@ def _build_agent(
     if isinstance(agent.critic, ValueHeadCriticConfig):
         head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))
         nn.Module.to(head, dtype=lm.dtype)
-    needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
-    reference = _reference(agent.actor, weights, references, device) if needs_reference else None
+    reference = _reference(agent.actor, weights, references, device) if needs_reference(config) else None
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
     actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, device)
     return Agent(
@@ -84,7 +84,7 @@ def _build_agent(
         policy=actor,
         critic=_critic_learner(config, holder, names, weights, device) if separate else None,
         reference=reference,
-        temperature=config.rollout.temperature,
+        temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
 
@@ -98,7 +98,8 @@ def _actor_learner(
     chunk_tokens: int,
     device: torch.device,
 ) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
     if reference is not None and not reference.packs:
@@ -116,20 +117,21 @@ def _actor_learner(
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
-            temperature=config.rollout.temperature,
+            temperature=agent.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
         ),
         optimizer=actor,
-        mini_batch_size=len(names) * (config.algorithm.mini_batch_size or config.rollout.buffer_size),
-        ppo_epochs=config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * mini_batch_size(config, agent),
+        ppo_epochs=agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
 
 
 def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights: str, device: torch.device) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     assert isinstance(critic, SeparateCriticConfig)
     model = load_critic(critic, weights, actor.revision)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
@@ -140,8 +142,8 @@ def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
-        mini_batch_size=len(names) * critic_mini_batch_size(config, critic),
-        ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
+        ppo_epochs=critic.ppo_epochs or agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )

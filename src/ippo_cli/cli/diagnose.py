@@ -90,7 +90,8 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
         return ConfigError(
             text,
             "names agents at once, and they are added and removed one by one",
-            f"use +task.agents.NAME.template=TEXT to add one{f', and {there} to remove those there are' if there else ''}",
+            "use +task.agents.NAME.template=TEXT to add one"
+            + (f", and {there} to remove those there are" if there else ""),
         )
     if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
         if value == "null" and not agent[2]:

@@ -80,17 +80,24 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
             group_of[name] = group
 
 
+# What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
+# at one temperature; how else each of them is sampled is its own.
+OF_GROUPS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
+
+
 def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
     """Raise where two agents that are to have one actor and one critic ask for different ones."""
-    for part in ("actor", "critic"):
+    for part, keys in OF_GROUPS.items():
         one, other = getattr(its, part), getattr(own, part)
-        for field in fields(one):
-            wanted, value = getattr(one, field.name), getattr(other, field.name)
+        # The kind comes before the keys of kinds.
+        for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
+            wanted, value = getattr(one, key), getattr(other, key)
             if wanted != value:
                 raise ConfigError(
-                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {part}",
-                    f"set {part}.{field.name} for all of them, or use another group",
+                    f"task.agents.{name}.{part}.{key}={_shown(value)}",
+                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one "
+                    f"{key if keys else part}",
+                    f"set {part}.{key} for all of them, or use another group",
                 )
 
 

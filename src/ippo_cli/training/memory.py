@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
 from ippo_cli.config.teams import holders, members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
@@ -127,11 +128,6 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
-def needs_reference(config: Config) -> bool:
-    """Whether some KL term compares the policy with its initial weights."""
-    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
-
-
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
     for holder, names in members(config).items():
@@ -146,7 +142,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ranks,
             longest,
             rows,
-            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            mini_batch_size(config, settings),
             agents=len(names),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -161,7 +157,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
                 ranks,
                 longest,
                 rows,
-                critic_mini_batch_size(config, critic),
+                critic_mini_batch_size(config, settings),
                 agents=len(names),
                 checkpointed=critic.gradient_checkpointing,
                 decodes=False,

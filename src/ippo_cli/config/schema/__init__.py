@@ -31,6 +31,7 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    StepsConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -48,6 +49,7 @@ from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
+    CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
@@ -60,7 +62,7 @@ from ippo_cli.config.schema.reward import (
     RewardConfig,
     RewardKind,
 )
-from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     Config,

@@ -7,7 +7,9 @@ from functools import partial
 from typing import TypeVar
 
 from ippo_cli.config.schema.actor import TinyActorConfig
+from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import SeparateCriticConfig
+from ippo_cli.config.schema.rollout import SamplingConfig
 
 T = TypeVar("T")
 
@@ -37,3 +39,5 @@ class AgentConfig(PromptConfig):
 
     actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
     critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`
+    rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
+    algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps
