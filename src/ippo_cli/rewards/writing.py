@@ -46,7 +46,7 @@ _LINKS = {
     kind: re.compile(r"\b(?:" + "|".join(map(re.escape, words)) + r")\b", re.IGNORECASE)
     for kind, words in LINKS.items()
 }
-PARTS = ("words", "length_ratio", "vocabulary_ratio", "links", "overlap")
+PARTS: tuple[str, ...] = ("words", "length_ratio", "vocabulary_ratio", "links", "overlap")
 
 
 def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequence[str]]) -> dict[str, Any]:
