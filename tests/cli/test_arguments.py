@@ -119,6 +119,7 @@ def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
         ("actor.model=model", "model"),
         ("task.agents.low.critic.warm_start=./model", "model"),
         ("reward.function=score.py:score", "score.py:score"),
+        ("task.train=score.py:score", "score.py:score"),
         ("task.protocol=score.py:score", "score.py:score"),
         ("+task.environment=score.py:score", "score.py:score"),
     ],
@@ -147,6 +148,17 @@ def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pyte
     assert arguments(["task.train=*.jsonl"]) == [f"task.train='{tmp_path}/*.jsonl'"]
     assert arguments(["task.train=~/a.jsonl"]) == [f"task.train={tmp_path}/a.jsonl"]
     assert arguments(["task.train=*.csv"]) == ["task.train=*.csv"], "nothing has such a name, which is told later"
+    (tmp_path / "rows.py").touch()
+    assert arguments(["task.train=[a.jsonl,rows.py:train]"]) == [
+        f"task.train=['{tmp_path}/a.jsonl','{tmp_path}/rows.py:train']"
+    ]
+
+
+@pytest.mark.parametrize("key", ["reward.function", "task.train", "task.protocol"])
+def test_a_module_is_no_folder_of_its_name(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert arguments([f"{key}=mine:rows"]) == [f"{key}=mine:rows"]
 
 
 @pytest.mark.parametrize("place", ["mine.yaml", "task/mine.yaml", "my files/mine.yml"])

@@ -42,6 +42,7 @@ def test_folders_and_generated_tasks_need_no_hub(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     settle_hub(full(f"actor.model={tmp_path}"))
     settle_hub(load_config([]))
+    settle_hub(full(f"actor.model={tmp_path}", "task=arithmetic"))  # rows that a function makes
     assert "HF_HUB_OFFLINE" not in os.environ
 
 

@@ -23,6 +23,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "task=gymnasium": ("task.env_id=FrozenLake-v1",),
     "task=pettingzoo": ("task.env_id=classic/tictactoe_v3",),
     "task=reasoning_gym": ("task.dataset=chain_sum",),
+    "task=writing": ("actor=full", "actor.model=folder"),  # nobody has written what a small model could learn from
     "task=environment": ("task.environment=my_env.py:make",),
     "critic=none": ("algorithm=reinforce_plus_plus",),
 }

@@ -281,6 +281,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
+    (
+        ("task=arithmetic",),
+        {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
+        1,
+        "reward.right=0 reward.near=0 reward.bare=0 leave no reward",
+    ),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
     (

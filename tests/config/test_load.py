@@ -83,7 +83,34 @@ def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str,
 
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
-    check(load_config([choice]), world_size=1)
+    values = resolve(compose_node([choice]))
+    unnamed = values["actor"]["kind"] == "full" and values["actor"]["model"] is None  # it is for the user's folder
+    check(load_config([choice, *(["actor.model=folder"] if unnamed else [])]), world_size=1)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ("algorithm=ppo", "critic=separate", "critic.learning_rate=2e-5"),
+        ("algorithm=ppo", "critic=value_head", "critic.learning_rate=1e-4"),
+        ("algorithm=ppo", "task=arithmetic_pair"),
+        ("algorithm=ippo", "task=arithmetic_pair", "algorithm.mini_batch_size=null"),
+        ("algorithm=rloo", "algorithm.mini_batch_size=null"),
+    ],
+)
+def test_the_arithmetic_of_a_small_model_can_be_done_in_other_ways(choices: tuple[str, ...]) -> None:
+    made = load_config(["+experiment=smollm2_arithmetic", "actor.model=folder", *choices])
+    check(made, world_size=1)
+    assert made.actor.learning_rate == 2e-5
+    assert made.rollout.buffer_size == 64
+    assert len(made.task.agents) == (2 if "task=arithmetic_pair" in choices else 1)
+
+
+def test_a_published_recipe_does_what_was_published() -> None:
+    made = load_config(["+experiment=gsm8k_qwen2.5_0.5b"])
+    assert made.rollout.buffer_size // (made.algorithm.mini_batch_size or 0) == 4
+    assert (made.algorithm.gamma, made.algorithm.gae_lambda, made.algorithm.ppo_epochs) == (1.0, 1.0, 1)
+    assert made.num_iterations == 15 * (7473 // made.rollout.buffer_size)
 
 
 def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:

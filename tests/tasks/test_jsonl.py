@@ -152,3 +152,48 @@ def test_files_that_no_reader_knows_are_told(file: str, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("x\n")
     with pytest.raises(PreflightError, match=r"rows\.txt: files that can be read end in \.jsonl"):
         jsonl_examples(config(file, str(tmp_path / "rows.txt")), seed=0)
+
+
+MADE = """
+def train():
+    return ({"prompt": f"{row} + 1 = ", "answer": str(row + 1)} for row in range(5))
+
+def broken():
+    raise KeyError("nothing")
+
+def words():
+    return ["a", "b"]
+
+def none():
+    return []
+"""
+
+
+def test_a_function_makes_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MADE)
+    name = f"{tmp_path}/mine.py:train"
+    train, held_out = jsonl_examples(config(name, name, eval_size=2), seed=0)
+    assert rows(train) == [{"prompt": f"{row} + 1 = ", "answer": str(row + 1)} for row in range(5)]
+    assert rows(held_out) == rows(train)[:2]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("broken", r"no rows could be made \(.*mine\.py:6: KeyError: 'nothing'\)"),
+        ("words", r"no rows could be made \("),
+        ("none", r"has no rows"),
+    ],
+)
+def test_a_function_that_makes_no_rows_is_told(function: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MADE)
+    name = f"{tmp_path}/mine.py:{function}"
+    with pytest.raises(PreflightError, match=rf"^task\.train=.*mine\.py:{function}:? ?{words}"):
+        jsonl_examples(config(name, name), seed=0)
+
+
+def test_a_function_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MADE)
+    name = f"{tmp_path}/mine.py:trian"
+    with pytest.raises(ConfigError, match=r"^task\.train=.* names no function .*; it has: broken none train words"):
+        jsonl_examples(config(name, name), seed=0)

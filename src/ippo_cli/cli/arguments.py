@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.own_code import names_code
 
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
@@ -112,6 +113,8 @@ def _in_full(text: str) -> str:
     place, colon, name = value.rpartition(":") if key.endswith(CODE) else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
+    if colon and not place.endswith(".py"):
+        return text  # a module, which may have the name of a folder here
     full_place = _place_in_full(place)
     if full_place == place:  # a name on the hub, a module, or a mistake that is told later
         return text
@@ -120,9 +123,12 @@ def _in_full(text: str) -> str:
 
 
 def _place_in_full(place: str) -> str:
-    """An absolute path if there is such a file or folder, or files of such a pattern."""
+    """An absolute path if there is such a file or folder, or files of such a pattern, or a file with a name in it."""
     if not place:
         return place
+    if names_code(place):
+        file, _, name = place.rpartition(":")
+        return f"{_place_in_full(file)}:{name}" if file.endswith(".py") else place
     try:
         path = Path(place).expanduser()  # no shell does this behind a `=`
         there = path.exists() or (glob.has_magic(place) and bool(glob.glob(str(path), recursive=True)))

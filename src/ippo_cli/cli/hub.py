@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.own_code import names_code
 from ippo_cli.config.schema import Config, JsonlConfig, SeparateCriticConfig
 
 ENDPOINT = "https://huggingface.co"
@@ -128,12 +129,12 @@ def _models(config: Config) -> Iterator[HubName]:
 
 
 def _data(config: Config, *, training: bool) -> Iterator[HubName]:
-    """Names of datasets, patterns of files apart."""
+    """Names of datasets, patterns of files and functions apart."""
     task = config.task
     if not isinstance(task, JsonlConfig):
         return
     named = {"task.train": task.train, "task.eval": task.eval} if training else {"task.eval": task.eval}
     for setting, value in named.items():
         for name in value if isinstance(value, list) else [value]:
-            if not has_magic(name):
+            if not has_magic(name) and not names_code(name):
                 yield HubName(setting, name, None, None)

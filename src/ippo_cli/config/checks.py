@@ -30,6 +30,7 @@ from ippo_cli.config.schema import (
     History,
     JsonlConfig,
     LadderConfig,
+    NumberRewardConfig,
     PettingzooConfig,
     Processor,
     RelayConfig,
@@ -334,6 +335,8 @@ def _check_reward(config: Config) -> None:
             "are no interval",
             "set clip_low below clip_high",
         )
+    if isinstance(reward, NumberRewardConfig) and not (reward.right or reward.near or reward.bare):
+        raise ConfigError("reward.right=0 reward.near=0 reward.bare=0", "leave no reward", "set one of them")
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
         raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
     if isinstance(reward, FunctionRewardConfig) and reward.whole_batch and reward.reward_batch_rows:
@@ -356,7 +359,7 @@ def _check_reward(config: Config) -> None:
             f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | GridRewardConfig) and world:
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig | GridRewardConfig) and world:
         raise ConfigError(
             f"reward.kind={reward.kind.value}",
             f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
@@ -369,7 +372,7 @@ def _check_reward(config: Config) -> None:
             "use task=probe_grid, or another reward",
         )
     answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig) and not answers:
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
             f"leaves {reward.kind.value} nothing to compare with",

@@ -50,6 +50,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "number": schema.NumberRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
     "team": {"independent": schema.IndependentTeamConfig, "shared_policy": schema.SharedPolicyConfig},

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 OFFERED = 8
+_CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+
+
+def names_code(value: str) -> bool:
+    """Whether a value is `path.py:name` or `module:name`, which no file of data and no name on the hub is."""
+    return _CODE.fullmatch(value) is not None
 
 
 def named_in(file: Path) -> list[str]:

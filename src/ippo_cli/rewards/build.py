@@ -12,6 +12,7 @@ from ippo_cli.config.schema import (
     FunctionRewardConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    NumberRewardConfig,
     RewardConfig,
 )
 from ippo_cli.rewards.contract import RewardFunction
@@ -20,6 +21,7 @@ from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
 from ippo_cli.rewards.grid import GridReward
 from ippo_cli.rewards.gsm8k import Gsm8k
+from ippo_cli.rewards.number import NearNumber
 from ippo_cli.rewards.responses import OfResponses
 
 
@@ -32,6 +34,9 @@ def build_reward(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> Rew
         return OfResponses(ExactMatch(_answers(config, agents), config.match), names)
     if isinstance(config, Gsm8kRewardConfig):
         return OfResponses(Gsm8k(_answers(config, agents), config.match), names)
+    if isinstance(config, NumberRewardConfig):
+        weights = {"right": config.right, "near": config.near, "bare": config.bare}
+        return OfResponses(NearNumber(_answers(config, agents), weights), names)
     if isinstance(config, GridRewardConfig):
         return OfResponses(GridReward(config.step_cost), names)
     assert isinstance(config, FunctionRewardConfig)

@@ -14,9 +14,9 @@ from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 # An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.
-_NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
-_ANSWER = re.compile(rf"####[ \t]*({_NUMBER})")
-_ANY = re.compile(_NUMBER)
+NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+_ANSWER = re.compile(rf"####[ \t]*({NUMBER})")
+_ANY = re.compile(NUMBER)
 
 
 class Gsm8k:

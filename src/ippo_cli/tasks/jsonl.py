@@ -1,4 +1,4 @@
-"""Examples from JSON-lines, CSV or Parquet files, or from a dataset on the hub, read through `datasets`."""
+"""Examples from JSON-lines, CSV or Parquet files, from a function, or from a dataset on the hub, through `datasets`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.own_code import names_code
 from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.rewards.located import located
 from ippo_cli.tasks.templates import fields_of
+from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -68,9 +71,12 @@ def _read(key: str, source: Any, data_config: str | None, split: str, size: int 
 
 
 def _load(key: str, source: str, data_config: str | None, split: str) -> Any:
-    """The rows of a file, of the files of a pattern in the order of their names, of a folder, or of a hub dataset."""
+    """The rows of a file, of the files of a pattern in the order of their names, of a folder, of a function, or of a
+    hub dataset."""
     from datasets import load_dataset
 
+    if names_code(source):
+        return _made(key, source)
     pattern = has_magic(source) and not Path(source).exists()
     files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file()) if pattern else [source]
     if not files:
@@ -90,6 +96,17 @@ def _load(key: str, source: str, data_config: str | None, split: str) -> Any:
         reason = _reason(error)
         remedy = f"; {key}_split={split} is what was looked for" if reason.startswith("Unknown split") else ""
         raise PreflightError(f"{key}={source}: no rows could be read ({reason}){remedy}") from error
+
+
+def _made(key: str, source: str) -> Any:
+    """The rows that a function returns, called without arguments."""
+    from datasets import Dataset
+
+    function = load_function(source, key)
+    try:
+        return Dataset.from_list([dict(row) for row in function()])
+    except Exception as error:  # the user's code, or rows that have no common columns
+        raise PreflightError(f"{key}={source}: no rows could be made ({located(error)})") from error
 
 
 def _load_files(files: Sequence[str]) -> Any:

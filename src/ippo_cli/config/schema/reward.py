@@ -14,6 +14,7 @@ class RewardKind(str, Enum):
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
+    number = "number"
 
 
 class CreditAssignment(str, Enum):
@@ -45,7 +46,7 @@ class NumberMatch(str, Enum):
 class RewardConfig:
     """How responses become scores."""
 
-    kind: RewardKind  # exact_match | function | grid | gsm8k | environment
+    kind: RewardKind  # exact_match | function | grid | gsm8k | number | environment
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     turn_weight: float  # weight, in both, of numbers for single turns beside those for whole episodes
@@ -88,6 +89,15 @@ class Gsm8kRewardConfig(RewardConfig):
     """Whether a response's number is that of the reference answer."""
 
     match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are reported
+
+
+@dataclass
+class NumberRewardConfig(RewardConfig):
+    """How near a response's last number is to the reference answer's, in which form; the weights are of these."""
+
+    right: NonNegativeFloat  # of the right number
+    near: NonNegativeFloat  # of nearness: 1 less the relative error, at least 0
+    bare: NonNegativeFloat  # of a number and nothing else, right or wrong
 
 
 @dataclass

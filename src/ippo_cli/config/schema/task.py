@@ -61,9 +61,9 @@ class SortingConfig(ConversationConfig):
 
 @dataclass
 class JsonlConfig(ConversationConfig):
-    """Rows of JSON-lines, CSV or Parquet files, or of a dataset on the hub."""
+    """Rows of JSON-lines, CSV or Parquet files, of a Python function, or of a dataset on the hub."""
 
-    train: Data  # .jsonl, .json, .csv, .tsv or .parquet file, a pattern or list of these, a folder, or a hub dataset id
+    train: Data  # file (.jsonl, .json, .csv, .tsv, .parquet), pattern, folder, list; path.py:function; hub dataset id
     train_split: str  # split of a hub dataset
     train_size: PositiveInt | None  # use only the first rows; null = all
     eval: Data  # held-out rows, from the same

@@ -1,0 +1,65 @@
+"""`reward=number`: how near the number that a response ends with is to the reference answer's, and in which form."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.gsm8k import NUMBER, last_number, reference_number
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.types import Example
+
+_BARE = re.compile(NUMBER)
+
+
+class NearNumber:
+    """The weighted sum of three parts, each from 0 to 1; the team's reward is the mean over its agents.
+
+    `right` is whether a response's last number is the reference answer's, `near` how near it is (1 less the error as a
+    share of the reference answer, at least 0), `bare` whether the response is a number and nothing else. With the
+    weights .5, .25 and .25 and the reference answer 42, `42` earns 1, `So 42` .75, `40` about .49, `none` nothing.
+
+    A small model that is seldom right is told which way to go. Agents without a reference answer share the team's
+    reward.
+    """
+
+    def __init__(self, answers: Mapping[str, str], weights: Mapping[str, float]) -> None:
+        self.answers = answers
+        self.weights = weights
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        found: dict[str, dict[str, list[float]]] = {}
+        for name, answer in self.answers.items():
+            wanted = [
+                reference_number(render_template(answer, example, f"task.agents.{name}.answer")) for example in examples
+            ]
+            rows = [parts_of(text, number) for text, number in zip(responses[name], wanted, strict=True)]
+            found[name] = {part: [row[part] for row in rows] for part in self.weights}
+        own = {
+            name: [sum(self.weights[part] * parts[part][row] for part in parts) for row in range(len(examples))]
+            for name, parts in found.items()
+        }
+        team = _mean(list(own.values()))
+        own = {name: own.get(name, team) for name in responses}
+        parts = {part: _mean([each[part] for each in found.values()]) for part in self.weights}
+        return Reward(team=team, agent=own, parts=parts)
+
+
+def parts_of(text: str, wanted: Decimal | None) -> dict[str, float]:
+    """What a text earns of each part; NaN, which is no score, where the reference has no number."""
+    if wanted is None:
+        return {"right": math.nan, "near": math.nan, "bare": math.nan}
+    bare = float(_BARE.fullmatch(text.strip()) is not None)
+    number = last_number(text)
+    if number is None:
+        return {"right": 0.0, "near": 0.0, "bare": bare}
+    error = abs(number - wanted) / max(abs(wanted), Decimal(1))
+    return {"right": float(number == wanted), "near": float(max(Decimal(0), 1 - error)), "bare": bare}
+
+
+def _mean(numbers: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(row) / len(row) for row in zip(*numbers, strict=True)]

@@ -1,0 +1,29 @@
+"""The page about recipes: every one that needs a pretrained model is on it, and what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.load import compose_node, config_dir, resolve
+from ippo_cli.config.own_code import names_code
+from ippo_cli.tasks.user_code import load_function
+
+PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+EXPERIMENTS = sorted(file.stem for file in (config_dir() / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_recipe_for_a_pretrained_model_is_in_the_table(name: str) -> None:
+    pretrained = resolve(compose_node([f"+experiment={name}"]))["actor"]["kind"] == "full"
+    assert (f"\n| `{name}` |" in PAGE) == pretrained
+
+
+def test_what_the_page_names_is_there() -> None:
+    assert set(re.findall(r"\+experiment=([\w.]+)", PAGE)) - {"NAME"} <= set(EXPERIMENTS)
+    functions = [name for name in re.findall(r"ippo_cli\.[\w.]+:\w+", PAGE) if names_code(name)]
+    assert functions
+    for name in functions:
+        load_function(name, "task.train")

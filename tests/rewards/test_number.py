@@ -1,0 +1,78 @@
+"""How near a number is, and in which form."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import pytest
+
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.number import NearNumber, parts_of
+from ippo_cli.rewards.responses import OfResponses
+
+WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "near", "bare"),
+    [
+        ("42", 1.0, 1.0, 1.0),
+        (" 42\n", 1.0, 1.0, 1.0),
+        ("42.0", 1.0, 1.0, 1.0),
+        ("42.", 1.0, 1.0, 0.0),
+        ("17 + 25 equals 42", 1.0, 1.0, 0.0),
+        ("42 is 17 + 25", 0.0, 1 - 17 / 42, 0.0),  # the last number counts
+        ("40", 0.0, 1 - 2 / 42, 1.0),
+        ("44", 0.0, 1 - 2 / 42, 1.0),
+        ("100", 0.0, 0.0, 1.0),  # farther away than nothing at all
+        ("-42", 0.0, 0.0, 1.0),
+        ("forty-two", 0.0, 0.0, 0.0),
+        ("", 0.0, 0.0, 0.0),
+        ("9" * 5000, 0.0, 0.0, 1.0),
+    ],
+)
+def test_what_a_text_earns_of_each_part(text: str, right: float, near: float, bare: float) -> None:
+    assert parts_of(text, Decimal(42)) == {"right": right, "near": pytest.approx(near), "bare": bare}
+
+
+def test_an_error_is_a_share_of_the_answer_and_of_one_where_that_is_smaller() -> None:
+    assert parts_of("1", Decimal(0))["near"] == 0.0
+    assert parts_of("0.5", Decimal(0))["near"] == 0.5
+    assert parts_of("-90", Decimal(-100))["near"] == pytest.approx(0.9)
+
+
+def test_the_score_is_the_weighted_sum_and_the_teams_the_mean_over_its_agents() -> None:
+    reward = NearNumber({"add": "{sum}", "subtract": "{difference}"}, WEIGHTS)
+    rows = [{"sum": 42, "difference": 8}] * 2
+    found = reward(rows, {"add": ["42", "so 42"], "subtract": ["8", "none"], "critic": ["", ""]})
+    assert found.agent == {"add": [1.0, 0.75], "subtract": [1.0, 0.0], "critic": [1.0, 0.375]}
+    assert found.team == [1.0, 0.375]
+    assert found.parts == {"right": [1.0, 0.5], "near": [1.0, 0.5], "bare": [1.0, 0.0]}
+
+
+def test_a_reference_without_a_number_gives_no_score() -> None:
+    found = NearNumber({"solo": "{answer}"}, WEIGHTS)([{"answer": "none"}], {"solo": ["42"]})
+    assert found.team is not None
+    assert math.isnan(found.team[0])
+    assert math.isnan(found.parts["right"][0])
+
+
+def test_the_configuration_names_it_with_its_weights() -> None:
+    config = load_config(["task=arithmetic", "reward.near=0.1"])
+    reward = build_reward(config.reward, config.task.agents)
+    assert isinstance(reward, OfResponses)
+    assert isinstance(reward.function, NearNumber)
+    assert reward.function.weights == {"right": 0.5, "near": 0.1, "bare": 0.25}
+    assert reward.function.answers == {"solo": "{sum}"}
+
+
+def test_an_answer_is_needed() -> None:
+    config = load_config(["task=arithmetic", "task.agents.solo.answer=null"])
+    with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
+        check(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
+    with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
+        build_reward(config.reward, config.task.agents)
