@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ippo_cli.config.schema import Config, SeparateCriticConfig
+from ippo_cli.config.teams import critics
 
 CRITIC_STEPS = 8
 """At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
@@ -20,7 +21,7 @@ class Arithmetic:
     prompts_per_iteration: int
     samples_per_rank: tuple[int, int]  # fewest, most
     actor_steps: int  # optimizer steps per iteration and agent
-    critic_steps: dict[str, int]  # likewise, by agent; of separate critics only
+    critic_steps: dict[str, int]  # likewise, by the critic's name; of critics that are models of their own
 
 
 def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
@@ -33,10 +34,10 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         assert config.num_epochs is not None
         iterations = max(1, math.ceil(config.num_epochs * train_rows / prompts))
     critic_steps = {
-        name: math.ceil(size / critic_mini_batch_size(config, agent.critic))
-        * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
-        for name, agent in config.task.agents.items()
-        if isinstance(agent.critic, SeparateCriticConfig)
+        name: math.ceil(size / critic_mini_batch_size(config, critic))
+        * (critic.ppo_epochs or config.algorithm.ppo_epochs)
+        for name, agents in critics(config).items()
+        if isinstance(critic := config.task.agents[agents[0]].critic, SeparateCriticConfig)
     }
     return Arithmetic(
         num_iterations=iterations,

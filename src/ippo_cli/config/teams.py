@@ -8,9 +8,16 @@ from dataclasses import fields
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, Config, SharedPolicyConfig
+from ippo_cli.config.schema import (
+    AgentConfig,
+    CentralizedCriticConfig,
+    Config,
+    SeparateCriticConfig,
+    SharedPolicyConfig,
+)
 
 SHARED = "shared"  # the group of all agents where none is named
+TEAM = "team"  # the critic of all agents
 RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
 
 
@@ -36,6 +43,18 @@ def holders(config: Config) -> dict[str, str]:
     return {agent: holder for holder, agents in members(config).items() for agent in agents}
 
 
+def critics(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents of each critic that is a model of its own, in the task's order, by the name that it goes by."""
+    if not isinstance(config.critic, SeparateCriticConfig):
+        return {}
+    return {TEAM: tuple(config.task.agents)} if shares_critic(config) else members(config)
+
+
+def shares_critic(config: Config) -> bool:
+    """Whether all agents have one centralised critic."""
+    return isinstance(config.critic, CentralizedCriticConfig) and config.critic.shared
+
+
 def refuse_unusable_name(where: str, name: str) -> None:
     """Raise `ConfigError` for an agent's or a group's name that cannot stand in metric names and folders."""
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
@@ -49,6 +68,8 @@ def refuse_unusable_name(where: str, name: str) -> None:
 def check_team(config: Config) -> None:
     """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
     team, agents = config.team, config.task.agents
+    if shares_critic(config):
+        _check_shared_critic(config)
     if not isinstance(team, SharedPolicyConfig):
         return
     if not team.groups and SHARED in agents:
@@ -60,7 +81,9 @@ def check_team(config: Config) -> None:
     _check_groups(team.groups, list(agents))
     for group, names in members(config).items():
         for name in names[1:]:
-            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
+            for part in ("actor", "critic"):
+                who = f"both are in group {group}, which has one {part}"
+                _refuse_unequal(part, (who, "use another group"), names[0], agents[names[0]], name, agents[name])
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
@@ -80,18 +103,32 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
             group_of[name] = group
 
 
-def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
-    """Raise where two agents that are to have one actor and one critic ask for different ones."""
-    for part in ("actor", "critic"):
-        one, other = getattr(its, part), getattr(own, part)
-        for field in fields(one):
-            wanted, value = getattr(one, field.name), getattr(other, field.name)
-            if wanted != value:
-                raise ConfigError(
-                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {part}",
-                    f"set {part}.{field.name} for all of them, or use another group",
-                )
+def _check_shared_critic(config: Config) -> None:
+    agents = config.task.agents
+    if TEAM in members(config) or TEAM in agents:
+        raise ConfigError(
+            "critic.shared=true",
+            f"makes a critic named {TEAM}, and an agent or a group has that name",
+            "give the agent or the group another name, or use critic.shared=false",
+        )
+    first, *others = agents
+    why = "critic.shared=true has one for all", "use critic.shared=false"
+    for name in others:
+        _refuse_unequal("critic", why, first, agents[first], name, agents[name])
+
+
+def _refuse_unequal(part: str, why: tuple[str, str], first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
+    """Raise where two agents that are to have one actor or one critic ask for different ones, and what else they may
+    do."""
+    (rule, remedy), one, other = why, getattr(its, part), getattr(own, part)
+    for field in fields(one):
+        wanted, value = getattr(one, field.name), getattr(other, field.name)
+        if wanted != value:
+            raise ConfigError(
+                f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                f"differs from {first}'s {_shown(wanted)}, and {rule}",
+                f"set {part}.{field.name} for all of them, or {remedy}",
+            )
 
 
 def _shown(value: Any) -> str:

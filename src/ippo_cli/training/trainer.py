@@ -151,7 +151,7 @@ class Trainer:
         self.point.weights_moved = True
         with clock("update"):
             stats = [
-                prefixed(learner.name, update(learner, experience.rollouts, targets, context))
+                prefixed(learner.name, update(learner, experience.rollouts, targets, context, experience.views))
                 for learner in team.learners
             ]
         coefs = algorithm.kl_coefs(team)
@@ -197,7 +197,13 @@ class Trainer:
             with clock("logprobs"):
                 rollouts = {name: agent.rescored(sampled[name]) for name, agent in team.items()}
         experience = Experience(
-            batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
+            batch=batch,
+            episodes=episodes,
+            sampled=sampled,
+            rollouts=rollouts,
+            scores=scored.scores,
+            greedy=greedy,
+            views=team.critic_views(episodes, rollouts),
         )
         return experience, scored.moments
 

@@ -169,6 +169,7 @@ class AlgorithmConfig:
     value_clip_range: PositiveFloat | None  # clip of the value update; null = off
     huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
     value_loss_coef: NonNegativeFloat | None  # weight of the value loss
+    needs_centralized_critic: bool  # refuse critics that read one agent's rows alone (MAPPO); false = take any critic
     entropy_coef: float  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     ppo_epochs: PositiveInt  # passes over the buffer
