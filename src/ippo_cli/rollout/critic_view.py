@@ -193,7 +193,7 @@ class _Row:
         """What another agent was told or wrote, its separator included."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.own and last.ids[-1:] != [self._layout.separator]:
-            ids = [self._layout.separator, *ids]  # behind a response that was cut
+            self._add(_Piece([self._layout.separator], own=True))  # behind a response that was cut
         self._add(_Piece(ids, own=False))
 
     def read(self, ids: Sequence[int], *, anew: bool) -> None:
