@@ -244,7 +244,7 @@ def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_lat
 ) -> None:
     how, compared = layout(history, context=context, by_text=by_text), 0
     for agent in AGENTS:
-        for episode in played[make, history][:12]:
+        for episode in played[make, history][:8]:
             before = values_read(episode, agent, how)
             spoken = 0  # action tokens, or turns, before this turn
             for turn in episode.of(agent):

@@ -71,7 +71,7 @@ def _check_critic(config: Config) -> None:
             f"trains values that algorithm.advantage={advantage.value} has no use for",
             "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
         )
-    if config.algorithm.needs_centralized_critic and critic is not CriticKind.centralized:
+    if config.algorithm.needs_centralized_critic and critic not in (CriticKind.centralized, CriticKind.none):
         raise ConfigError(
             f"critic={critic.value}",
             "reads one agent's rows alone, and algorithm.needs_centralized_critic=true (algorithm=mappo) asks for one "
