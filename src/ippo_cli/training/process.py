@@ -151,7 +151,7 @@ def build_trainer(
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, distributed.world_size(), len(task.train))
-    config, weights = _pinned_weights(config, task, folder, console)
+    config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
@@ -185,15 +185,17 @@ def build_trainer(
     )
 
 
-def _pinned_weights(config: Config, task: Task, folder: Path, console: Console) -> tuple[Config, dict[str, Path | str]]:
+def _pinned_weights(
+    config: Config, task: Task, folder: Path, console: Console, preemption: PreemptionHandler
+) -> tuple[Config, dict[str, Path | str]]:
     """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
-    weights = initial_weights(
-        config,
-        task,
-        folder,
-        lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps),
-        console.say,
-    )
+
+    def progress(name: str, step: int, steps: int, loss: float) -> None:
+        console.progress(f"{name} warms up", step, steps)
+        if preemption.requested is not None:  # on rank 0, which makes the model; others are told
+            raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
+
+    weights = initial_weights(config, task, folder, progress, console.say)
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)
     return config, weights
