@@ -196,6 +196,8 @@ class Trainer:
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
                 rollouts = {name: agent.rescored(sampled[name]) for name, agent in team.items()}
+        with clock("targets"):
+            views = team.critic_views(episodes, rollouts)
         experience = Experience(
             batch=batch,
             episodes=episodes,
@@ -203,7 +205,7 @@ class Trainer:
             rollouts=rollouts,
             scores=scored.scores,
             greedy=greedy,
-            views=team.critic_views(episodes, rollouts),
+            views=views,
         )
         return experience, scored.moments
 
