@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.config.errors import ConfigError
@@ -76,6 +76,11 @@ def test_a_critics_folder_without_a_tokenizer_is_of_its_agents_family_or_refused
     assert layouts(low, low, f"critic.warm_start={tmp_path}")["low"].tokenizer is low
     with pytest.raises(ConfigError, match=rf"^critic.warm_start={tmp_path} has no tokenizer, and needs one"):
         layouts(low, high, f"critic.warm_start={tmp_path}", *BY_TURN)
+    LlamaConfig(vocab_size=5).save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"has no tokenizer, and knows 5 tokens, fewer than its agent's tokenizer has"
+    ):
+        layouts(low, low, f"critic.warm_start={tmp_path}")
 
 
 def test_a_critic_reads_as_much_as_its_model_was_made_for_or_less() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from ippo_cli.agents.initial import embeddings
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import CentralizedCriticConfig, Config, Credit, History, TurnValue, ValueUnit
 from ippo_cli.config.teams import critics
@@ -70,15 +71,19 @@ def _critic_tokenizer(
     source = getattr(critic, key)
     if source is None:
         return tokenizers[names[0]]
+    revision = critic.revision if key == "model" else None
     try:
-        revision = critic.revision if key == "model" else None
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:
-        if all(_same(tokenizers[names[0]], other) for other in tokenizers.values()):
-            return tokenizers[names[0]]  # a critic's folder need not have one
+        first, size = tokenizers[names[0]], embeddings(source, revision)
+        known = size is None or max(first.get_vocab().values()) < size
+        if known and all(_same(first, other) for other in tokenizers.values()):
+            return first  # a critic's folder need not have one
         raise ConfigError(
             f"critic.{key}={source}",
-            "has no tokenizer, and needs one to read what agents of unlike tokenizers say",
+            "has no tokenizer, and needs one to read what agents of unlike tokenizers say"
+            if known
+            else f"has no tokenizer, and knows {size} tokens, fewer than its agent's tokenizer has",
             "save its model's tokenizer there",
         ) from error
     if tokenizer.eos_token_id is None:

@@ -151,7 +151,7 @@ def _refuse_other_vocabulary(
 ) -> None:
     remedy = "use a model of the actor's family, or null for the actor's own weights"
     tokens = tokenizer.get_vocab()
-    size = _embeddings(source, revision)
+    size = embeddings(source, revision)
     if size is not None and max(tokens.values()) >= size:
         raise ConfigError(
             setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
@@ -173,7 +173,7 @@ def _refuse_other_vocabulary(
         )
 
 
-def _embeddings(source: str, revision: str | None) -> int | None:
+def embeddings(source: str, revision: str | None) -> int | None:
     """Tokens that a model has embeddings for; None where its configuration does not say, or cannot be read yet."""
     try:
         settings, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
