@@ -74,6 +74,8 @@ def _critic_tokenizer(
     revision = critic.revision if key == "model" else None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made by the library where files are missing
+            raise FileNotFoundError("no vocabulary")
     except Exception as error:
         first, size = tokenizers[names[0]], embeddings(source, revision)
         known = size is None or max(first.get_vocab().values()) < size
