@@ -27,6 +27,7 @@ Line = tuple[Path, int]
 UNBOUNDED = {
     "team_weight",
     "agent_weight",
+    "turn_weight",
     "scale",
     "shift",
     "clip_low",
@@ -35,9 +36,11 @@ UNBOUNDED = {
     "invalid_reward",
     "seat",
 }
-GRPO = "algorithm=grpo"
+GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
+
+POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
@@ -117,6 +120,33 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.turn_value=after is one value for a whole response, and",
     ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
+    ((SHARED, HAPPO), {}, 1, "team.update_order=sequential puts policies in an order, and only shared learns"),
+    ((), {"team.update_order": "round_robin"}, 1, "team.round_robin_every=null is needed by team.update_order=round"),
+    ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
+    ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
+    ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
+    ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
+    ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
+    (
+        (),
+        {"task.agents.low.frozen": True, "task.agents.low.critic.learning_rate": 0.5},
+        1,
+        "task.agents.low.critic.learning_rate=0.5 would do nothing",
+    ),
+    (
+        (SHARED,),
+        {"team.groups": {"pair": ["low", "high"]}, "task.agents.low.frozen": True},
+        1,
+        "team.groups.pair=[low,high] names low, whose weights are its initial ones",
+    ),
+    ((), {"team.partners.every": 2, "team.partners.size": 2}, 1, "team.partners.share=null is needed by a pool"),
+    ((), {"team.partners.size": 2}, 1, "team.partners.size=2 would do nothing: team.partners.every=0"),
+    ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
+    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 keeps snapshots that speak in the place"),
+    ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
+    ((), POOL | {"team.partners.share": 1.5}, 1, "team.partners.share=1.5 is out of range"),
+    ((), POOL | {"team.partners.elo": True}, 1, "team.partners.elo=true compares what agents are paid, and task.kind"),
+    ((), {"team.round_robin_every": 0}, 1, "team.round_robin_every=0 is out of range"),
     ((SHARED,), {"team.groups": {"a-b": ["low"]}}, 1, "team.groups.a-b is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"eval": ["low"]}}, 1, "team.groups.eval is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"high": ["low"]}}, 1, "team.groups.high has the name of an agent"),
@@ -139,6 +169,61 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"task.agents.high.actor.learning_rate": 0.5},
         1,
         "task.agents.high.actor.learning_rate=0.5 differs from low's 0.00035, and both are in group shared",
+    ),
+    (
+        (SHARED, "task.agents.high.critic.kind=value_head"),
+        {},
+        1,
+        "task.agents.high.critic.kind=value_head differs from low's separate, and both are in group shared",
+    ),
+    (
+        (SHARED,),
+        {"task.agents.high.rollout.temperature": 0.5},
+        1,
+        "task.agents.high.rollout.temperature=0.5 differs from low's 1.0, and both are in group shared, which has one",
+    ),
+    (
+        (SHARED,),
+        {"task.agents.high.algorithm.ppo_epochs": 2},
+        1,
+        "task.agents.high.algorithm.ppo_epochs=2 differs from low's 1, and both are in group shared",
+    ),
+    ((), {"task.agents.high.rollout.top_p": 0.0}, 1, "task.agents.high.rollout.top_p=0.0 is out of range"),
+    (
+        (),
+        {"task.agents.high.rollout.min_new_tokens": 9},
+        1,
+        "task.agents.high.rollout.min_new_tokens=9 is more than task.agents.high.rollout.max_new_tokens=8",
+    ),
+    (
+        (),
+        {"task.agents.high.rollout.stop_strings": ["x", ""]},
+        1,
+        "task.agents.high.rollout.stop_strings has an empty string",
+    ),
+    (
+        (),
+        {"task.agents.high.algorithm.mini_batch_size": 7},
+        1,
+        "task.agents.high.algorithm.mini_batch_size=7 does not divide rollout.buffer_size=512",
+    ),
+    (
+        (),
+        {"task.agents.high.algorithm.ppo_epochs": 2},
+        1,
+        "task.agents.high.algorithm.mini_batch_size=null task.agents.high.algorithm.ppo_epochs=2 make 2",
+    ),
+    (
+        ("task.agents.high.critic.kind=none",),
+        {},
+        1,
+        "task.agents.high.critic=none leaves algorithm.advantage=gae without values",
+    ),
+    (
+        ("task.agents.high.actor.kind=full",),
+        {},
+        1,
+        "task.agents.high.actor.model=null names no weights for agent high",
     ),
     (
         (SHARED,),
@@ -204,6 +289,43 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "reward.reward_batch_rows=8 asks about parts",
     ),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
+    (("task=gymnasium", "reward=environment"), {"reward.turn_weight": 0.0}, 1, "reward.turn_weight=0 leaves no reward"),
+    (
+        (),
+        {"reward.credit_assignment": "difference", "reward.measure_credit_every": 5},
+        1,
+        "reward.measure_credit_every=5 would do nothing: reward.credit_assignment=difference measures it",
+    ),
+    (
+        (FUNCTION,),
+        {"reward.function": "a.py:f", "reward.whole_batch": True, "reward.measure_credit_every": 5},
+        1,
+        "reward.whole_batch=true compares the rows of a batch, and reward.measure_credit_every asks",
+    ),
+    (
+        ("algorithm=remax",),
+        {"reward.credit_assignment": "leave_out"},
+        1,
+        "reward.credit_assignment=leave_out subtracts a baseline",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "leave_out", "task.num_turns": 2},
+        1,
+        "reward.credit_assignment=leave_out puts another answer into an episode and keeps everything else, and with",
+    ),
+    (
+        ("task=pettingzoo", "reward=environment"),
+        {"reward.credit_assignment": "counterfactual", "task.env_id": "classic/rps_v2"},
+        1,
+        "reward.credit_assignment=counterfactual puts another answer into an episode and keeps everything else, and ta",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "counterfactual"},
+        1,
+        "rollout.num_generations=1 leaves reward.credit_assignment=counterfactual no other answer",
+    ),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
     (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]
@@ -469,7 +591,7 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
     assert sizes.num_iterations == 7
     assert sizes.prompts_per_iteration == 16
     assert sizes.samples_per_rank == (21, 22)
-    assert sizes.actor_steps == 12  # 64 / 16 mini-batches, 3 times
+    assert sizes.actor_steps == {"low": 12, "high": 12}  # 64 / 16 mini-batches, 3 times
     assert sizes.critic_steps == {"low": 12, "high": 2}
 
 
@@ -515,6 +637,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_high", 0.1, "behavior_correction.level=none has no weights"),
+    ((), "sequential_correction.cap", 2.0, "sequential_correction.pooling=null has no factors"),
 ]
 
 
@@ -581,7 +704,7 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
     config: Make,
 ) -> None:
     sizes = arithmetic(config(), 2, 1)
-    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 8, "high": 8})
+    assert (sizes.actor_steps, sizes.critic_steps) == ({"low": 1, "high": 1}, {"low": 8, "high": 8})
     for size, steps in ((5, 5), (12, 6), (513, 8)):  # mini-batches of an eighth, rounded up: at most eight steps
         sizes = arithmetic(config(**{"rollout.buffer_size": size}), 2, 1)
         assert sizes.critic_steps == {"low": steps, "high": steps}
@@ -589,7 +712,7 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
 
 def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
     sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
-    assert sizes.critic_steps == {"low": sizes.actor_steps, "high": sizes.actor_steps}
+    assert sizes.critic_steps == sizes.actor_steps
 
 
 def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:

@@ -36,6 +36,11 @@ def test_groups_are_typed_on_the_command_line(typed: str) -> None:
     assert members(load_config(arguments(["team=shared_policy", typed]))) == {"pair": ("low", "high")}
 
 
+def test_agents_of_a_group_may_be_sampled_differently_but_for_the_temperature(config: Make) -> None:
+    own = {"task.agents.high.rollout.max_new_tokens": 4, "task.agents.high.rollout.top_k": 3}
+    check(config(("team=shared_policy",), **own), 1)
+
+
 def test_groups_belong_to_shared_weights_alone() -> None:
     with pytest.raises(ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy$"):
         load_config(arguments(["team.groups={pair:[low,high]}"]))

@@ -102,7 +102,7 @@ def layout(history: str = "prefix", **changes: Any) -> Layout:
         "by_text": False,
         "forgets": history == "latest",
         "context": 512,
-        "max_new_tokens": 4,
+        "max_new_tokens": dict.fromkeys(AGENTS, 4),
         "contexts": dict.fromkeys(AGENTS, 512),
     }
     return Layout(**(plain | changes))
@@ -369,6 +369,15 @@ def test_a_rewritten_history_begins_anew_behind_all_that_others_said() -> None:
         "2¶c¶1b3",
         "2¶c¶1b3d",
     ]
+
+
+def test_an_episode_in_which_earlier_weights_spoke_for_the_agent_has_an_empty_row() -> None:
+    turns = [
+        Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=said("ab")) for name in ("low", "high")
+    ]
+    episodes = [replace(an_episode(turns), partners=frozenset({"low"}))]
+    assert not view(episodes, "low", layout()).rollout.response_mask.any()
+    assert read(view(episodes, "high", layout()).rollout)[0][0] == "1¶1"  # and is heard as anybody else
 
 
 def test_a_beginning_of_sequence_stays_the_first() -> None:

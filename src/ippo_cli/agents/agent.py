@@ -60,7 +60,7 @@ class Agent:
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
     critic: Learner | None  # None when the policy carries the value head, or nothing has values
-    reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
+    reference: Policy | None  # the initial weights, frozen; None when nothing is compared with them
     temperature: float
     chunk_tokens: int
 
@@ -90,6 +90,12 @@ class Agent:
         """What its critic reads of the episodes in place of its rows; None where it reads the rows."""
         layout = self._valuing.layout
         return None if layout is None else central_view(episodes, self.name, rollout, layout)
+
+    @property
+    def initial(self) -> FrozenAgent:
+        """Itself as it was before training, for whoever asks it for responses."""
+        assert self.reference is not None
+        return FrozenAgent(name=self.name, tokenizer=self.tokenizer, policy=self.reference)
 
     @torch.no_grad()
     def values(self, rollout: Rollout, view: CriticView | None = None) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
     CentralizedCriticConfig,
@@ -27,7 +28,7 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import critics, members, shares_critic
+from ippo_cli.config.teams import critics, holders, members, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
@@ -48,17 +49,26 @@ def build_team(config: Config, weights: Mapping[str, Path | str], device: torch.
     """
     references: dict[str, Policy] = {}
     built: dict[str, Agent] = {}
+    frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
     for holder, names in members(config).items():
+        if config.task.agents[names[0]].frozen:
+            frozen[holder] = _build_frozen(config, holder, str(weights[holder]), references, device)
+            continue
         one = _build_agent(config, holder, names, str(weights[holder]), references, device)
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
     if shares_critic(config):
         ((name, names),) = critics(config).items()
-        one = _critic_learner(config, name, names, str(next(iter(weights.values()))), device)
+        one = _critic_learner(config, name, names, str(weights[holders(config)[names[0]]]), device)
         built = {agent: replace(built[agent], critic=one) for agent in built}
         learners.append(one)
-    team = Team(agents={name: built[name] for name in config.task.agents}, learners=learners)
+    team = Team(
+        agents={name: built[name] for name in config.task.agents if name in built},
+        learners=learners,
+        frozen=frozen,
+        names=tuple(config.task.agents),
+    )
     _lay_out(config, team)
     return team
 
@@ -73,12 +83,23 @@ def _lay_out(config: Config, team: Team) -> None:
     }
     layouts = critic_layouts(
         config,
-        {name: agent.tokenizer for name, agent in team.items()},
+        {name: agent.tokenizer for name, agent in team.speakers.items()},
         {name: context_limit(agent.model_config, config.rollout) for name, agent in team.items()},
         critic_contexts,
     )
     for name, layout in layouts.items():
         own[name].layout = layout
+
+
+def _build_frozen(
+    config: Config, name: str, weights: str, references: dict[str, Policy], device: torch.device
+) -> FrozenAgent:
+    """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
+    actor = config.task.agents[name].actor
+    tokenizer = load_tokenizer(weights, actor.revision)
+    policy = _reference(actor, weights, references, device)
+    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
 
 
 def _build_agent(
@@ -101,9 +122,8 @@ def _build_agent(
     if isinstance(agent.critic, ValueHeadCriticConfig):
         head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))
         nn.Module.to(head, dtype=lm.dtype)
-    needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
     policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
-    reference = _reference(agent.actor, weights, references, device) if needs_reference else None
+    reference = _reference(agent.actor, weights, references, device) if needs_reference(config) else None
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
     actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, device)
     return Agent(
@@ -112,7 +132,7 @@ def _build_agent(
         policy=actor,
         critic=_critic_learner(config, holder, names, weights, device) if separate else None,
         reference=reference,
-        temperature=config.rollout.temperature,
+        temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
 
@@ -126,7 +146,8 @@ def _actor_learner(
     chunk_tokens: int,
     device: torch.device,
 ) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
     if reference is not None and not reference.packs:
@@ -144,20 +165,21 @@ def _actor_learner(
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
-            temperature=config.rollout.temperature,
+            temperature=agent.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
         ),
         optimizer=actor,
-        mini_batch_size=len(names) * (config.algorithm.mini_batch_size or config.rollout.buffer_size),
-        ppo_epochs=config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * mini_batch_size(config, agent),
+        ppo_epochs=agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
 
 
 def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights: str, device: torch.device) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     assert isinstance(critic, SeparateCriticConfig)
     model = load_critic(critic, weights, actor.revision)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
@@ -168,8 +190,8 @@ def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights
         engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
-        mini_batch_size=len(names) * critic_mini_batch_size(config, critic),
-        ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
+        ppo_epochs=critic.ppo_epochs or agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )

@@ -41,7 +41,7 @@ def critic_layouts(
             by_text=by_text,
             forgets=config.rollout.history is History.latest,
             context=critic_contexts[name],
-            max_new_tokens=config.rollout.max_new_tokens,
+            max_new_tokens={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
             contexts=dict(contexts),
         )
         for name in readers
@@ -51,10 +51,10 @@ def critic_layouts(
 def critic_context(config: Config, critic: CentralizedCriticConfig, model: PreTrainedConfig) -> int:
     """Tokens that a critic reads as one sequence. Raises `ConfigError` where a response alone has no room."""
     made_for = getattr(model, "max_position_embeddings", None) or 1 << 30
-    if made_for <= config.rollout.max_new_tokens or (critic.context_limit or 0) > made_for:
+    most = max(agent.rollout.max_new_tokens for agent in config.task.agents.values())
+    if made_for <= most or (critic.context_limit or 0) > made_for:
         raise ConfigError(
-            f"critic.context_limit={critic.context_limit or 'null'} "
-            f"rollout.max_new_tokens={config.rollout.max_new_tokens}",
+            f"critic.context_limit={critic.context_limit or 'null'} rollout.max_new_tokens={most}",
             f"ask for more than the {made_for} tokens that the critic's model was made for",
             "lower them, or use another critic.model",
         )

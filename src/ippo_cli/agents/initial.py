@@ -134,7 +134,7 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
         critic = agent.critic
-        if critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
+        if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
             continue  # a centralised one that knows other tokens reads text
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)

@@ -51,6 +51,11 @@ class Learner:
         return self.objective.stage
 
     @property
+    def is_policy(self) -> bool:
+        """Whether agents speak with what it trains."""
+        return isinstance(self.engine.module, Policy)
+
+    @property
     def packs(self) -> bool:
         """Whether its module reads packed rows."""
         return bool(self.engine.module.packs)

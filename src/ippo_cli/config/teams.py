@@ -12,6 +12,7 @@ from ippo_cli.config.schema import (
     AgentConfig,
     CentralizedCriticConfig,
     Config,
+    OptimizerConfig,
     SeparateCriticConfig,
     SharedPolicyConfig,
 )
@@ -25,17 +26,23 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
 
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
-    own where nobody else has its weights.
+    own where nobody else has its weights, as those of a frozen agent.
     """
     team, agents = config.team, config.task.agents
     groups: Mapping[str, Sequence[str]] = {}
     if isinstance(team, SharedPolicyConfig):
-        groups = team.groups or {SHARED: list(agents)}
+        groups = team.groups or {SHARED: [name for name, agent in agents.items() if not agent.frozen]}
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
     for name in agents:
         found.setdefault(group_of.get(name, name), []).append(name)
     return {holder: tuple(names) for holder, names in found.items()}
+
+
+def learning_members(config: Config) -> dict[str, tuple[str, ...]]:
+    """The same without agents that are frozen: whose weights have a learner."""
+    agents = config.task.agents
+    return {holder: names for holder, names in members(config).items() if not agents[names[0]].frozen}
 
 
 def holders(config: Config) -> dict[str, str]:
@@ -45,9 +52,11 @@ def holders(config: Config) -> dict[str, str]:
 
 def critics(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each critic that is a model of its own, in the task's order, by the name that it goes by."""
-    if not isinstance(config.critic, SeparateCriticConfig):
-        return {}
-    return {TEAM: tuple(config.task.agents)} if shares_critic(config) else members(config)
+    agents = config.task.agents
+    if shares_critic(config):
+        return {TEAM: tuple(name for name, agent in agents.items() if not agent.frozen)}
+    learning = learning_members(config)
+    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, SeparateCriticConfig)}
 
 
 def shares_critic(config: Config) -> bool:
@@ -68,6 +77,9 @@ def refuse_unusable_name(where: str, name: str) -> None:
 def check_team(config: Config) -> None:
     """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
     team, agents = config.team, config.task.agents
+    for name, agent in agents.items():
+        if agent.frozen:
+            _refuse_training_values(config, name, agent)
     if shares_critic(config):
         _check_shared_critic(config)
     if not isinstance(team, SharedPolicyConfig):
@@ -78,15 +90,14 @@ def check_team(config: Config) -> None:
             f"puts all agents into a group named {SHARED}, and one of them has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
-    _check_groups(team.groups, list(agents))
+    _check_groups(team.groups, agents)
     for group, names in members(config).items():
         for name in names[1:]:
-            for part in ("actor", "critic"):
-                who = f"both are in group {group}, which has one {part}"
-                _refuse_unequal(part, (who, "use another group"), names[0], agents[names[0]], name, agents[name])
+            why = f"both are in group {group}, which has one {{part}}", "use another group"
+            _refuse_unequal(OF_GROUPS, why, names[0], agents[names[0]], name, agents[name])
 
 
-def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
+def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
     group_of: dict[str, str] = {}
     for group, names in groups.items():
         where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
@@ -98,6 +109,12 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
         for name in names:
             if name not in agents:
                 raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
+            if agents[name].frozen:
+                raise ConfigError(
+                    written,
+                    f"names {name}, whose weights are its initial ones (task.agents.{name}.frozen=true)",
+                    "leave it out: whoever is in no group has weights of its own",
+                )
             if name in group_of:
                 raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
             group_of[name] = group
@@ -111,24 +128,52 @@ def _check_shared_critic(config: Config) -> None:
             f"makes a critic named {TEAM}, and an agent or a group has that name",
             "give the agent or the group another name, or use critic.shared=false",
         )
-    first, *others = agents
+    first, *others = [name for name, agent in agents.items() if not agent.frozen]
     why = "critic.shared=true has one for all", "use critic.shared=false"
     for name in others:
-        _refuse_unequal("critic", why, first, agents[first], name, agents[name])
+        _refuse_unequal({"critic": ()}, why, first, agents[first], name, agents[name])
 
 
-def _refuse_unequal(part: str, why: tuple[str, str], first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
-    """Raise where two agents that are to have one actor or one critic ask for different ones, and what else they may
-    do."""
-    (rule, remedy), one, other = why, getattr(its, part), getattr(own, part)
-    for field in fields(one):
-        wanted, value = getattr(one, field.name), getattr(other, field.name)
-        if wanted != value:
-            raise ConfigError(
-                f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                f"differs from {first}'s {_shown(wanted)}, and {rule}",
-                f"set {part}.{field.name} for all of them, or {remedy}",
-            )
+# What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
+# at one temperature; how else each of them is sampled is its own.
+OF_GROUPS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
+
+
+def _refuse_unequal(
+    parts: Mapping[str, tuple[str, ...]],
+    why: tuple[str, str],
+    first: str,
+    its: AgentConfig,
+    name: str,
+    own: AgentConfig,
+) -> None:
+    """Raise where two agents that are to have one actor or one critic ask for different ones: why, and the remedy."""
+    rule, remedy = why
+    for part, keys in parts.items():
+        one, other = getattr(its, part), getattr(own, part)
+        # The kind comes before the keys of kinds.
+        for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
+            wanted, value = getattr(one, key), getattr(other, key)
+            if wanted != value:
+                raise ConfigError(
+                    f"task.agents.{name}.{part}.{key}={_shown(value)}",
+                    f"differs from {first}'s {_shown(wanted)}, and {rule.format(part=key if keys else part)}",
+                    f"set {part}.{key} for all of them, or {remedy}",
+                )
+
+
+def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> None:
+    """Raise where a frozen agent is given values of training that others do not have: nothing would read them."""
+    read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
+    for part, own, common in (("actor", agent.actor, config.actor), ("critic", agent.critic, config.critic)):
+        for field in fields(own):
+            value = getattr(own, field.name)
+            if value != getattr(common, field.name) and not (part == "actor" and field.name in read):
+                raise ConfigError(
+                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                    f"would do nothing: task.agents.{name}.frozen=true, and who is frozen is not trained",
+                    "leave it out, or set frozen=false",
+                )
 
 
 def _shown(value: Any) -> str:

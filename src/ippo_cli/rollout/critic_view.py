@@ -23,7 +23,7 @@ class Layout:
     by_text: bool  # whether all is read as text: one value for a turn; else an agent's own tokens stay as they are
     forgets: bool  # rollout.history=latest: an agent's turns read nothing of its earlier ones
     context: int  # tokens that the critic reads as one sequence
-    max_new_tokens: int  # that an agent may write in a turn
+    max_new_tokens: Mapping[str, int]  # that each agent may write in a turn
     contexts: Mapping[str, int]  # tokens that each agent may read and write as one sequence
 
     @property
@@ -112,7 +112,7 @@ def _tokens(episodes: Sequence[Episode], agent: str, layout: Layout) -> Mapping[
 
 def _row(episode: Episode, agent: str, layout: Layout, ids: Mapping[str, list[int]]) -> _Row:
     row, others = _Row(layout), [name for name in layout.agents if name != agent]
-    end, own = [layout.separator], episode.of(agent)
+    end, own = [layout.separator], episode.own(agent)
     before: Turn | None = None
     if not own:
         return row
@@ -213,7 +213,7 @@ class _Row:
         """What the agent wrote, token by token."""
         ids, layout = turn.completion.ids.tolist(), self._layout
         # As much as it might have written, so that what is read before it does not tell how much it did write.
-        self._place(min(layout.max_new_tokens, layout.contexts[turn.agent] - len(turn.prompt)))
+        self._place(min(layout.max_new_tokens[turn.agent], layout.contexts[turn.agent] - len(turn.prompt)))
         self._write(Part.of(ids, self._turns))
         self._pieces.append(_Piece(ids, own=True))
         self._turns += 1

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.prefix_cache import PrefixCache
@@ -84,6 +84,8 @@ class HfGenerator:
     With `continues` the attention cache of every completion is kept, and a later request of the same episode that
     begins with what was read and written does not read it again. It is of use where agents have several turns.
 
+    `sampling` says for each agent how its tokens are chosen.
+
     `poll` is called after every token. Where it raises `PreemptionRequested` on one rank, `generate` raises it on all:
     after the agent, or with layered gathering before the next token.
     """
@@ -92,13 +94,14 @@ class HfGenerator:
         self,
         policies: Mapping[str, GenerationPolicy],
         config: RolloutConfig,
+        sampling: Mapping[str, SamplingConfig],
         poll: Poll | None = None,
         *,
         continues: bool = False,
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
         self._prefixes: dict[str, PrefixCache] = {}
-        self._sampling = sampling_of(config)
+        self._sampling = {agent: sampling_of(sampling[agent]) for agent in policies}
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
@@ -122,7 +125,7 @@ class HfGenerator:
 
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LayeredMeeting(told) if layered else None
-        sampling = replace(self._sampling, greedy=draws.greedy)
+        sampling = replace(self._sampling[agent], greedy=draws.greedy)
         policy = self._policies[agent]
         with record_function(f"ippo/rollout/{agent}"), policy.generation_mode(self._config.zero3_gather.value) as model:
             numbers = None if draws.greedy else draws.uniforms(agent, requests, sampling.max_new_tokens)
@@ -172,7 +175,12 @@ class _LayeredMeeting:
 GENERATORS = {RolloutKind.hf: HfGenerator}
 
 
-def sampling_of(config: RolloutConfig) -> Sampling:
+def sampling_settings(task: TaskConfig) -> dict[str, SamplingConfig]:
+    """How each agent's tokens are chosen."""
+    return {name: agent.rollout for name, agent in task.agents.items()}
+
+
+def sampling_of(config: SamplingConfig) -> Sampling:
     """The sampling settings of training rollouts."""
     return Sampling(
         temperature=config.temperature,

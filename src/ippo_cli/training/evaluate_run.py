@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
 from ippo_cli.config.schema import Config
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit
-from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
+from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
+from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import (
     Task,
@@ -34,9 +37,10 @@ from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console
-from ippo_cli.training.evaluate import evaluate
+from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
+from ippo_cli.types import Batch, Episode, Example
 
 Record = dict[str, Any]
 """What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files."""
@@ -71,57 +75,97 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """A task's held-out examples, which policies are asked about: always the same, with the same random numbers."""
+
+    config: Config
+    environments: EnvironmentPool
+    held_out: Sequence[Example]
+    reward: RewardFunction
+
+    def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
+        """How each of them is asked. Raises `ConfigError` where it cannot be, or there is no room for an example."""
+        config = self.config
+        tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
+        formats = prompt_formats(config.task, config.rollout, tokenizers)
+        refuse_too_long(
+            {name: formats[name] for name in speakers_told_of_examples(config.task)},
+            lambda agent, example: first_message(agent, config.task.agents[agent], example),
+            enumerate(self.held_out),
+            "the held-out data",
+            {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()},
+        )
+        return formats
+
+    def scores(
+        self, policies: Mapping[str, FrozenAgent], formats: Mapping[str, PromptFormat], console: Console
+    ) -> Evaluation:
+        """What they say, scored. Collective."""
+        config = self.config
+
+        def play(batch: Batch, greedy: bool) -> list[Episode]:
+            generator = GENERATORS[config.rollout.kind](
+                policies,
+                config.rollout,
+                sampling_settings(config.task),
+                lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                continues=goes_on(config),
+            )
+            draws = Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
+            return collect(self.environments, formats, batch, generator, draws)
+
+        return evaluate(play, Task(train=(), held_out=self.held_out), self.reward, config)
+
+
+@contextmanager
+def examination(config: Config) -> Iterator[Examination]:
+    """Of the task of a configuration; its environments are closed afterwards."""
+    environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
+    try:
+        yield Examination(
+            config=config,
+            environments=environments,
+            held_out=load_held_out(config.task, config.seed),
+            reward=build_reward(config.reward, config.task.agents),
+        )
+    finally:
+        environments.close()
+
+
+def load_policies(
+    config: Config, subject: Subject, device: torch.device, loaded: dict[tuple[str, str | None, str], FrozenAgent]
+) -> dict[str, FrozenAgent]:
+    """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
+    policies: dict[str, FrozenAgent] = {}
+    for name, agent in config.task.agents.items():
+        model, commit = subject.models[name]["model"], subject.models[name]["commit"]
+        key = (model, commit, agent.actor.dtype.value)
+        if key not in loaded:
+            policy = Policy(load_causal_lm(model, commit, agent.actor.dtype)).to(device).eval()
+            loaded[key] = FrozenAgent(name=name, tokenizer=load_tokenizer(model, commit), policy=policy)
+        policies[name] = replace(loaded[key], name=name)
+    return policies
+
+
 def _evaluate(
     config: Config, subject: Subject, root: Path, overrides: Sequence[str], identity: Sequence[str] | None = None
 ) -> Path:
     device = prepare_process(config)
-    held = ExitStack()
     try:
-        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
-        held.callback(environments.close)
-        policies: dict[str, FrozenAgent] = {}
-        for names in members(config).values():
-            record, dtype = subject.models[names[0]], config.task.agents[names[0]].actor.dtype
-            policy = Policy(load_causal_lm(record["model"], record["commit"], dtype)).to(device).eval()
-            tokenizer = load_tokenizer(record["model"], record["commit"])
-            policies |= {name: FrozenAgent(name=name, tokenizer=tokenizer, policy=policy) for name in names}
-        policies = {name: policies[name] for name in config.task.agents}
-        held_out = load_held_out(config.task, config.seed)
-        tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
-        formats = prompt_formats(config.task, config.rollout, tokenizers)
-        contexts = {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()}
-        refuse_too_long(
-            {name: formats[name] for name in speakers_told_of_examples(config.task)},
-            lambda agent, example: first_message(agent, config.task.agents[agent], example),
-            enumerate(held_out),
-            "the held-out data",
-            contexts,
-        )
-        with Console(config.tracker.console, list(policies)) as console:
-            result = evaluate(
-                lambda batch, greedy: collect(
-                    environments,
-                    formats,
-                    batch,
-                    GENERATORS[config.rollout.kind](
-                        policies,
-                        config.rollout,
-                        lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
-                        continues=goes_on(config),
-                    ),
-                    Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
-                ),
-                Task(train=(), held_out=held_out),
-                build_reward(config.reward, config.task.agents),
-                config,
-            )
+        with (
+            examination(config) as exam,
+            Console(config.tracker.console, list(config.task.agents)) as console,
+        ):
+            policies = load_policies(config, subject, device, {})
+            result = exam.scores(policies, exam.formats(policies), console)
             console.samples(result.samples[: config.tracker.samples])
             primary_metric = config.task.primary_metric
             record = {
                 **subject.told,
                 "models": subject.models,
                 "overrides": list(overrides),
-                "rows": len(held_out),
+                "rows": len(exam.held_out),
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
@@ -129,13 +173,12 @@ def _evaluate(
             target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
             distributed.on_main(lambda: _write(target, record))
             console.say(
-                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(held_out)} rows)"
+                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(exam.held_out)} rows)"
             )
             for key, value in result.metrics.items():
                 console.say(f"  {key:<40} {value:.4f}")
             console.say(f"written to {target}")
     finally:
-        held.close()
         distributed.shutdown()
     return target
 
@@ -156,7 +199,7 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
 def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by.
+    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones.
     """
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
@@ -170,6 +213,9 @@ def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) ->
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
+        if not digests and record_file(folder, holder).is_file():
+            models[name] = _initial_model(folder, holder)
+            continue
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
-from ippo_cli.config.teams import critics, holders, members
+from ippo_cli.config.teams import critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -50,7 +51,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, whole on every rank."""
+    """One reference, the actor of an agent that is frozen, or a snapshot of one that is not; whole on every rank."""
 
     name: str
     shape: ModelShape
@@ -128,16 +129,24 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
-def needs_reference(config: Config) -> bool:
-    """Whether some KL term compares the policy with its initial weights."""
-    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
+def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
+    """Of all snapshots that lie in a run's folder as partners, one more while the next is written."""
+    partners = config.team.partners
+    if not partners.every or partners.size is None:
+        return 0.0
+    actors = (
+        shapes[names[0]].actor.parameters * _width(config.task.agents[names[0]].actor.dtype)
+        for names in learning_members(config).values()
+    )
+    return (partners.size + 1) * float(sum(actors))
 
 
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
     own = dict(critics(config))
-    for holder, names in members(config).items():
-        actor, agent = config.task.agents[names[0]].actor, shapes[names[0]]
+    for holder, names in learning_members(config).items():
+        settings, agent = config.task.agents[names[0]], shapes[names[0]]
+        actor = settings.actor
         longest = max(shapes[name].length.row for name in names)
         yield _engine(
             config,
@@ -147,7 +156,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ranks,
             longest,
             rows,
-            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            mini_batch_size(config, settings),
             agents=len(names),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -162,7 +171,8 @@ def _critic(
     config: Config, name: str, names: tuple[str, ...], shapes: Mapping[str, AgentShapes], ranks: int, rows: int
 ) -> Trained:
     """The engine of a critic that is a model of its own."""
-    critic, shape = config.task.agents[names[0]].critic, shapes[names[0]].critic
+    settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
+    critic = settings.critic
     assert isinstance(critic, SeparateCriticConfig)
     assert shape is not None
     return _engine(
@@ -173,7 +183,7 @@ def _critic(
         ranks,
         max(shapes[agent].critic_row or shapes[agent].length.row for agent in names),
         rows,
-        critic_mini_batch_size(config, critic),
+        critic_mini_batch_size(config, settings),
         agents=len(names),
         checkpointed=critic.gradient_checkpointing,
         decodes=False,
@@ -268,16 +278,19 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
 
 
 def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
-    if not needs_reference(config):
-        return
+    if config.team.partners.every:
+        for holder, names in learning_members(config).items():
+            width = _width(config.task.agents[names[0]].actor.dtype)
+            yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
     for name, agent in shapes.items():
         settings = config.task.agents[name]
         key = (agent.weights, settings.actor.dtype)
-        if key not in known:
+        if key not in known and (settings.frozen or needs_reference(config)):
             known.add(key)
-            yield Frozen(name=f"{holder_of[name]} reference", shape=agent.actor, width=_width(settings.actor.dtype))
+            what = "actor" if settings.frozen else "reference"
+            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=_width(settings.actor.dtype))
 
 
 def _update(model: Trained) -> float:

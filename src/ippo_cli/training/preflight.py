@@ -43,7 +43,7 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import episode_lengths, longest_view
-from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
+from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory, snapshot_bytes
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -135,7 +135,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             tokenizer = load_tokenizer(source, revision)
         lm = _empty(known, source, revision)
         actor = actor_shape(lm)
-        if isinstance(agent.critic, ValueHeadCriticConfig):
+        if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
             actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
         for name in names:
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
@@ -240,7 +240,8 @@ def memory_warning(memory: Memory, machine: Machine) -> str | None:
 def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:
     """Bytes of one checkpoint, and of as many as ever lie there together."""
     one = checkpoint_bytes(config, material.shapes, ranks)
-    return one, one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+    most = one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+    return one, most + snapshot_bytes(config, material.shapes)
 
 
 def free_disk(folder: Path) -> int:
@@ -266,7 +267,7 @@ def _critic_shape(
     agent: AgentConfig, known: dict[tuple[str, str | None], Any], actor: str, revision: str | None
 ) -> ModelShape | None:
     critic = agent.critic
-    if not isinstance(critic, SeparateCriticConfig):
+    if agent.frozen or not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.model is None or critic.warm_start is not None:  # an earlier critic began as one of these
         return critic_shape(_empty(known, actor, revision), critic.value_head_hidden_dim)

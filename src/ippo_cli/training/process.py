@@ -9,27 +9,30 @@ import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
+from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Zero3Gather
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import GENERATORS, Generator
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State
@@ -37,6 +40,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
+from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
     Material,
     device_kind,
@@ -92,10 +96,13 @@ def _train(
 ) -> None:
     run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None
+    ratings: list[tuple[str, float]] = []
     try:
         error_file(folder, distributed.rank()).unlink(missing_ok=True)  # of the attempt before a resume
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
+        if trainer.partners is not None:
+            ratings = best_first(trainer.partners.ratings())
     except Preempted as leaving:
         run.finish("preempted")
         if not distributed.is_main():  # rank 0 tells
@@ -112,7 +119,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds)
+    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings)
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
@@ -158,8 +165,12 @@ def build_trainer(
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
     state = _initial_state(config, build_team(config, weights, device), run)
     checkpoints = _checkpoints(config, folder, plan, material)
+    generator_of = partial(_generator, config, console, preemption)
+    partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if resumed:
         checkpoint = checkpoints.load(state)
+        if partners is not None:
+            partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
@@ -173,7 +184,10 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, task, state.team, console, preemption),
+        generator=generator_of(state.team.speakers),
+        generator_of=generator_of,
+        initial=_initial_generator(config, state.team, console, preemption),
+        partners=partners,
         device=device,
         reward=reward,
         state=state,
@@ -211,7 +225,7 @@ def _initial_state(config: Config, team: Team, run: Run) -> State:
     return State(
         team=team,
         algorithm=algorithm,
-        moments={name: ScoreMoments() for name in team},
+        moments={name: ScoreMoments() for name in team.names},
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
@@ -226,14 +240,28 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
     return checkpoints
 
 
-def _generator(config: Config, task: Task, team: Team, console: Console, preemption: PreemptionHandler) -> Generator:
+def _generator(
+    config: Config,
+    console: Console,
+    preemption: PreemptionHandler,
+    speakers: Mapping[str, GenerationPolicy],
+) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
+    sampling = sampling_settings(config.task)
+    return GENERATORS[config.rollout.kind](speakers, config.rollout, sampling, poll, continues=goes_on(config))
+
+
+def _initial_generator(config: Config, team: Team, console: Console, preemption: PreemptionHandler) -> Generator | None:
+    """What writes for the agents as they were before training, where episodes are ever played anew."""
+    if not replays(config):
+        return None
+    whole = replace(config, rollout=replace(config.rollout, zero3_gather=Zero3Gather.all))  # no rank has a part of them
+    return _generator(whole, console, preemption, {name: agent.initial for name, agent in team.items()})
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

@@ -53,15 +53,17 @@ def update(
     targets: Mapping[str, Targets],
     context: StepContext,
     views: Mapping[str, CriticView] | None = None,
+    *,
+    rests: bool = False,
 ) -> UpdateStats:
     """One iteration's training of one learner, on the rows of the agents that it learns from.
 
-    `views`: by agent, what a centralised critic reads in place of the rows. Returns its metrics, named
-    `<stage>/<name>`, the same on every rank.
+    `views`: by agent, what a centralised critic reads in place of the rows. One that `rests` is given its learning rate
+    and nothing else. Returns its metrics, named `<stage>/<name>`, the same on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
-    if learner.objective.trains(context):
+    if not rests and learner.objective.trains(context):
         if learner.layout is not None:
             assert views is not None
             rollouts = {name: views[name].rollout for name in learner.trains}

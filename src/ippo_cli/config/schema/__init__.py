@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from ippo_cli.config.schema.actor import ActorConfig, ActorKind, Alphabet, TinyActorConfig
-from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, unset
+from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, SpeakerConfig, unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
     AlgorithmConfig,
@@ -31,6 +31,8 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    SequentialCorrectionConfig,
+    StepsConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -49,6 +51,7 @@ from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
+    CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
@@ -60,7 +63,7 @@ from ippo_cli.config.schema.reward import (
     RewardConfig,
     RewardKind,
 )
-from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     Config,
@@ -82,7 +85,14 @@ from ippo_cli.config.schema.task import (
     TaskConfig,
     TaskKind,
 )
-from ippo_cli.config.schema.team import IndependentTeamConfig, SharedPolicyConfig, TeamConfig, TeamKind
+from ippo_cli.config.schema.team import (
+    IndependentTeamConfig,
+    PartnersConfig,
+    SharedPolicyConfig,
+    TeamConfig,
+    TeamKind,
+    UpdateOrder,
+)
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
     IllegalMove,

@@ -7,7 +7,9 @@ from functools import partial
 from typing import TypeVar
 
 from ippo_cli.config.schema.actor import TinyActorConfig
+from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import SeparateCriticConfig
+from ippo_cli.config.schema.rollout import SamplingConfig
 
 T = TypeVar("T")
 
@@ -32,8 +34,17 @@ class PromptConfig:
 
 
 @dataclass
-class AgentConfig(PromptConfig):
+class SpeakerConfig(PromptConfig):
+    """What an agent has beside its models."""
+
+    frozen: bool = False  # it speaks with its initial weights, is scored, and never learns
+
+
+@dataclass
+class AgentConfig(SpeakerConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
     actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
     critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`
+    rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
+    algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps
