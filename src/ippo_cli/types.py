@@ -196,6 +196,30 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticView:
+    """What a centralised critic reads in place of one agent's rows, and where that agent's actions stand in it."""
+
+    rollout: Rollout  # row b is episode b; action columns are those whose state has a value, log-probabilities are 0
+    column: Tensor  # [B, R] int64: by action token of the agent's rows, the column here that has its value; 0 elsewhere
+    source: Tensor  # [B, R'] int64: by action column here, the action token whose targets it learns; 0 elsewhere
+    left_out: Tensor  # [B] bool: rows of which something did not fit into the critic's context
+
+    def gathered(self, values: Tensor, own: Rollout) -> Tensor:
+        """Values of the view's columns, `[B, R']`, at the action tokens of the agent's own rows, `[B, R]`."""
+        return values.gather(1, self.column).masked_fill(~own.response_mask, 0.0)
+
+    def scattered(self, targets: Targets) -> Targets:
+        """The targets of the agent's own rows at the view's columns."""
+        mask, width = self.rollout.response_mask, self.column.shape[1]
+        columns = {
+            entry.name: value.gather(1, self.source).masked_fill(~mask, 0)
+            for entry in fields(targets)
+            if (value := getattr(targets, entry.name)).dim() == 2 and value.shape[1] == width
+        }
+        return replace(targets, **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """What an iteration learns from: every agent's rows of this rank, and what they were worth."""
 
@@ -205,6 +229,7 @@ class Experience:
     rollouts: Mapping[str, Rollout]  # with those that ratios are against: the same objects where none are recomputed
     scores: Mapping[str, Scores]
     greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where none are needed
+    views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents whose critic reads more than their rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

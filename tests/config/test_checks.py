@@ -720,3 +720,33 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
 def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
     sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
     assert sizes.critic_steps == sizes.actor_steps
+
+
+def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:
+    assert config(("algorithm=mappo",)).critic.kind.value == "centralized"
+    for critic in ("separate", "value_head"):
+        wanted = rf"^critic={critic} reads one agent's rows alone.*; use critic=centralized, or algorithm=ppo, which"
+        with pytest.raises(ConfigError, match=wanted):
+            check(config(("algorithm=mappo", f"critic={critic}")), 1)
+    check(config(("algorithm=ppo", "critic=centralized")), 1)
+    with pytest.raises(ConfigError, match=r"^algorithm.needs_centralized_critic=True would do nothing"):
+        check(config(("algorithm=grpo",), **{"algorithm.needs_centralized_critic": True}), 1)
+
+
+def test_a_centralised_critic_has_no_value_behind_a_response(config: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^algorithm.turn_value=after .*; use first, mean or final, or critic=sepa"):
+        check(config(("algorithm=comlrl_ippo", "critic=centralized")), 1)
+
+
+def test_a_centralised_critics_context_has_room_for_a_response(config: Make) -> None:
+    made = config(("algorithm=mappo",))
+    most = made.rollout.max_new_tokens
+    check(config(("algorithm=mappo",), **{"critic.context_limit": most + 1}), 1)
+    with pytest.raises(ConfigError, match=rf"^critic.context_limit={most} has no room .*; use more than {most}, or nu"):
+        check(config(("algorithm=mappo",), **{"critic.context_limit": most}), 1)
+
+
+def test_a_critic_of_all_agents_steps_once_for_all(config: Make) -> None:
+    assert arithmetic(config(("critic=centralized",)), 1, 1).critic_steps == {"low": 8, "high": 8}
+    one = config(("critic=centralized",), **{"critic.shared": True})
+    assert arithmetic(one, 1, 1).critic_steps == {"team": 8}

@@ -11,7 +11,7 @@ from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.teams import critics, holders, members
 
 Make = Callable[..., Any]
 
@@ -44,3 +44,32 @@ def test_agents_of_a_group_may_be_sampled_differently_but_for_the_temperature(co
 def test_groups_belong_to_shared_weights_alone() -> None:
     with pytest.raises(ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy$"):
         load_config(arguments(["team.groups={pair:[low,high]}"]))
+
+
+def test_critics_go_by_their_agents_names_or_by_that_of_the_team(config: Make) -> None:
+    assert critics(config(("critic=value_head",))) == {}
+    assert critics(config()) == {"low": ("low",), "high": ("high",)}
+    assert critics(config(("critic=centralized", "team=shared_policy"))) == {"shared": ("low", "high")}
+    shared = {"critic.shared": True}
+    assert critics(config(("critic=centralized",), **shared)) == {"team": ("low", "high")}
+    assert critics(config(("critic=centralized", "team=shared_policy"), **shared)) == {"team": ("low", "high")}
+
+
+def test_one_critic_for_all_has_one_set_of_values_and_a_name_of_its_own(config: Make) -> None:
+    unequal = config(("critic=centralized",), **{"critic.shared": True, "task.agents.high.critic.learning_rate": 1e-4})
+    wanted = (
+        r"^task.agents.high.critic.learning_rate=0.0001 differs from low's 0.001, and critic.shared=true has one "
+        r"for all; set critic.learning_rate for all of them, or use critic.shared=false$"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        check(unequal, 1)
+    unequal.critic.shared = unequal.task.agents["high"].critic.shared = False
+    unequal.task.agents["low"].critic.shared = False
+    check(unequal, 1)
+    named = config(
+        ("critic=centralized", "team=shared_policy"), **{"critic.shared": True, "team.groups": {"team": ["low"]}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"^critic.shared=true makes a critic named team, and an agent or a group has"
+    ):
+        check(named, 1)

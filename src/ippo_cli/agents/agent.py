@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -14,7 +14,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.models.actor import Policy, PolicyOutput
-from ippo_cli.types import Rollout
+from ippo_cli.rollout.critic_view import central_view
+from ippo_cli.types import CriticView, Episode, Rollout
 
 
 class GenerationPolicy(Protocol):
@@ -73,12 +74,22 @@ class Agent:
         return isinstance(self._valuing.objective, ValueFunction)
 
     @property
+    def value_name(self) -> str:
+        """The name of the weights that its values come from; of its policy's where there are no values."""
+        return self._valuing.name
+
+    @property
     def _valuing(self) -> Learner:
         """Who has the values, if anybody has."""
         return self.policy if self.critic is None else self.critic
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
         return self.policy.engine.inference(gather=gather)  # type: ignore[return-value]
+
+    def critic_view(self, episodes: Sequence[Episode], rollout: Rollout) -> CriticView | None:
+        """What its critic reads of the episodes in place of its rows; None where it reads the rows."""
+        layout = self._valuing.layout
+        return None if layout is None else central_view(episodes, self.name, rollout, layout)
 
     @property
     def initial(self) -> FrozenAgent:
@@ -87,21 +98,22 @@ class Agent:
         return FrozenAgent(name=self.name, tokenizer=self.tokenizer, policy=self.reference)
 
     @torch.no_grad()
-    def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def values(self, rollout: Rollout, view: CriticView | None = None) -> tuple[Tensor, Tensor]:
         """Values of the states before action tokens `[B, R]` (0 elsewhere) and after the last action token `[B]`.
 
-        All 0 without a value function.
+        All 0 without a value function. `view`: what the critic reads in place of the rows.
         """
-        before = torch.zeros_like(rollout.logprobs)
+        read = rollout if view is None else view.rollout
+        before = torch.zeros_like(read.logprobs)
         after = before.new_zeros(len(before))
         learner = self._valuing
         if isinstance(learner.objective, ValueFunction):
             learner.engine.eval()
-            for rows, sequences in learner.sequences(rollout, final=True):
+            for rows, sequences in learner.sequences(read, final=True):
                 new, final = learner.objective.values(learner.engine, sequences)
                 before[rows, : new.shape[1]] = new
                 after[rows] = final
-        return before, after
+        return before if view is None else view.gathered(before, rollout), after
 
     @torch.no_grad()
     def rescored(self, rollout: Rollout) -> Rollout:

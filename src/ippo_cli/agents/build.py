@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from ippo_cli.agents.agent import Agent, FrozenAgent
+from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
@@ -19,6 +20,7 @@ from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
+    CentralizedCriticConfig,
     Config,
     DeepspeedConfig,
     Dtype,
@@ -26,7 +28,7 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import members
+from ippo_cli.config.teams import critics, holders, members, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
@@ -34,6 +36,7 @@ from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
 from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
+from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
@@ -55,12 +58,37 @@ def build_team(config: Config, weights: Mapping[str, Path | str], device: torch.
         one = _build_agent(config, holder, names, str(weights[holder]), references, device)
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
-    return Team(
+    if shares_critic(config):
+        ((name, names),) = critics(config).items()
+        one = _critic_learner(config, name, names, str(weights[holders(config)[names[0]]]), device)
+        built = {agent: replace(built[agent], critic=one) for agent in built}
+        learners.append(one)
+    team = Team(
         agents={name: built[name] for name in config.task.agents if name in built},
         learners=learners,
         frozen=frozen,
         names=tuple(config.task.agents),
     )
+    _lay_out(config, team)
+    return team
+
+
+def _lay_out(config: Config, team: Team) -> None:
+    """Let centralised critics read what all agents saw and said."""
+    own = {agent.critic.name: agent.critic for agent in team.values() if agent.critic is not None}
+    critic_contexts = {
+        name: critic_context(config, critic, own[name].engine.module.backbone.config)
+        for name, names in critics(config).items()
+        if isinstance(critic := config.task.agents[names[0]].critic, CentralizedCriticConfig)
+    }
+    layouts = critic_layouts(
+        config,
+        {name: agent.tokenizer for name, agent in team.speakers.items()},
+        {name: context_limit(agent.model_config, config.rollout) for name, agent in team.items()},
+        critic_contexts,
+    )
+    for name, layout in layouts.items():
+        own[name].layout = layout
 
 
 def _build_frozen(
@@ -89,7 +117,7 @@ def _build_agent(
     refuse_unreadable_tokens(tokenizer, lm, f"actor.model={weights}")
     # Before an engine spreads it.
     vocabulary = len(lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
-    separate = isinstance(agent.critic, SeparateCriticConfig)
+    separate = isinstance(agent.critic, SeparateCriticConfig) and not shares_critic(config)
     head = None
     if isinstance(agent.critic, ValueHeadCriticConfig):
         head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))

@@ -17,11 +17,11 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import Alphabet, Config, History, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import Alphabet, Config, CriticKind, History, SeparateCriticConfig, TinyActorConfig
 from ippo_cli.config.teams import holders, members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
-from ippo_cli.models.tiny import make_tiny_actor
+from ippo_cli.models.tiny import make_tiny_actor, tokenizer_of
 from ippo_cli.tasks.task import Task, task_environments
 from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, taught_answer
 
@@ -67,6 +67,17 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     if config.rollout.history is History.latest:
         return [[turn] for lesson in lessons for turn in lesson]
     return lessons
+
+
+def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config, task: Task) -> list[Lesson]:
+    """Lessons whose characters are those of a model made locally, beside the `lessons` that it is taught.
+
+    A centralised critic reads the tokens of all agents, so that all have one alphabet.
+    """
+    everyone = tuple(config.task.agents)
+    if config.critic.kind is not CriticKind.centralized or set(names) == set(everyone):
+        return lessons
+    return warm_start_lessons(everyone, config, task)
 
 
 def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
@@ -123,8 +134,8 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
         critic = agent.critic
-        if agent.frozen or not isinstance(critic, SeparateCriticConfig):
-            continue
+        if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
+            continue  # a centralised one that knows other tokens reads text
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)
         if source is None or source == str(weights[holder]):
@@ -140,7 +151,7 @@ def _refuse_other_vocabulary(
 ) -> None:
     remedy = "use a model of the actor's family, or null for the actor's own weights"
     tokens = tokenizer.get_vocab()
-    size = _embeddings(source, revision)
+    size = embeddings(source, revision)
     if size is not None and max(tokens.values()) >= size:
         raise ConfigError(
             setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
@@ -162,7 +173,7 @@ def _refuse_other_vocabulary(
         )
 
 
-def _embeddings(source: str, revision: str | None) -> int | None:
+def embeddings(source: str, revision: str | None) -> int | None:
     """Tokens that a model has embeddings for; None where its configuration does not say, or cannot be read yet."""
     try:
         settings, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
@@ -246,9 +257,15 @@ def _make(
             f"{holder} starts from random weights: task.agents.{names[0]} has no answer, and the task offers no random "
             "play"
         )
+    alphabet = alphabet_lessons(names, lessons, config, task)
     with storing(str(cache)):
         made = make_tiny_actor(
-            actor, lessons, config.seed, cache, lambda step, steps, loss: progress(holder, step, steps, loss)
+            actor,
+            lessons,
+            config.seed,
+            cache,
+            lambda step, steps, loss: progress(holder, step, steps, loss),
+            tokenizer=tokenizer_of(actor.alphabet, alphabet),
         )
     with storing(str(kept)):
         shutil.rmtree(partial, ignore_errors=True)

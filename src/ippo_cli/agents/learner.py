@@ -19,6 +19,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
+from ippo_cli.rollout.critic_view import Layout
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
 
@@ -35,6 +36,7 @@ class Learner:
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
+    layout: Layout | None = None  # of the views that it reads in place of its agents' rows; None: it reads the rows
     skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import Agent, FrozenAgent, GenerationPolicy
 from ippo_cli.agents.learner import Learner
+from ippo_cli.types import CriticView, Episode, Rollout
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,4 +40,9 @@ class Team(Mapping[str, Agent]):
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
         """What a learner's rows are written in: its agents have one vocabulary."""
-        return self.agents[learner.trains[0]].tokenizer
+        return self.agents[learner.trains[0]].tokenizer if learner.layout is None else learner.layout.tokenizer
+
+    def critic_views(self, episodes: Sequence[Episode], rollouts: Mapping[str, Rollout]) -> dict[str, CriticView]:
+        """What critics read in place of the rows of their agents, by agent; nothing of those who read the rows."""
+        views = {name: agent.critic_view(episodes, rollouts[name]) for name, agent in self.agents.items()}
+        return {name: view for name, view in views.items() if view is not None}

@@ -34,7 +34,7 @@ from ippo_cli.formulas import (
     reweight,
     turn_ends,
 )
-from ippo_cli.types import Batch, Experience, Rollout, Scores, Targets
+from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, Targets
 
 
 @dataclass(kw_only=True)
@@ -63,20 +63,21 @@ class Algorithm:
     ) -> tuple[dict[str, Targets], dict[str, float]]:
         """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use.
 
-        With `credit=auto`, whether turns are the actions is one answer for all agents that have one policy.
+        With `credit=auto`, whether turns are the actions is one answer for all agents that have one policy or critic.
         """
         targets: dict[str, Targets] = {}
         kl_coef: dict[str, float] = {}
         own = {name: self._by_turn(experience.rollouts[name]) for name in agents}
-        by_turn = {agent.policy.name for name, agent in agents.items() if own[name]}
+        by_turn = {agent.value_name for name, agent in agents.items() if own[name]}
         for name, agent in agents.items():
             targets[name], kl_coef[name] = self._agent_targets(
                 agent,
-                agent.policy.name in by_turn,
+                agent.value_name in by_turn,
                 experience.batch,
                 experience.rollouts[name],
                 experience.scores[name],
                 experience.greedy.get(name),
+                experience.views.get(name),
             )
         return targets, kl_coef
 
@@ -88,9 +89,10 @@ class Algorithm:
         rollout: Rollout,
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
+        view: CriticView | None,
     ) -> tuple[Targets, float]:
         config, mask = self.config, rollout.response_mask
-        values, final_values = agent.values(rollout)
+        values, final_values = agent.values(rollout, view)
         if by_turn and config.advantage.needs_critic:
             pooled = config.value_unit is ValueUnit.turn
             values = (turn_values if pooled else at_turn_value)(values, final_values, rollout, config)

@@ -25,6 +25,8 @@ FROZEN = (
     "critic.kind",
     "critic.model",
     "critic.dtype",
+    "critic.shared",
+    "critic.context_limit",
     "rollout.buffer_size",
     "rollout.num_generations",
     "deepspeed.stage",

@@ -10,6 +10,7 @@ from ippo_cli.config.arithmetic import divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Advantage,
+    CentralizedCriticConfig,
     Config,
     ConversationConfig,
     Credit,
@@ -77,12 +78,40 @@ def _check_critic(config: Config) -> None:
                 f"trains values that algorithm.advantage={advantage.value} has no use for",
                 "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
             )
+        if config.algorithm.needs_centralized_critic and critic not in (CriticKind.centralized, CriticKind.none):
+            raise ConfigError(
+                setting,
+                "reads one agent's rows alone, and algorithm.needs_centralized_critic=true (algorithm=mappo) asks for "
+                "one that reads what all agents saw and said",
+                "use critic=centralized, or algorithm=ppo, which takes any critic",
+            )
+        if (critic is CriticKind.centralized) is not (config.critic.kind is CriticKind.centralized):
+            raise ConfigError(setting, "is not for some agents alone", "choose critic=centralized for all, or for none")
+        if isinstance(agent.critic, CentralizedCriticConfig):
+            _check_centralized(config, agent.critic)
         if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
             raise ConfigError(
                 "algorithm.truncation=bootstrap",
                 "needs a critic's value of going on, and critic=none",
                 "use none, penalty or mask",
             )
+
+
+def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
+    if config.algorithm.turn_value is TurnValue.after:
+        raise ConfigError(
+            "algorithm.turn_value=after",
+            "is the value behind a response, and there critic=centralized has read what others answered at once",
+            "use first, mean or final, or critic=separate",
+        )
+    limit = critic.context_limit
+    most = max(agent.rollout.max_new_tokens for agent in config.task.agents.values())
+    if limit is not None and limit <= most:
+        raise ConfigError(
+            f"critic.context_limit={limit}",
+            f"has no room for a response of rollout.max_new_tokens={most} and what it answers",
+            f"use more than {most}, or null",
+        )
 
 
 def _check_pieces(config: Config) -> None:
@@ -137,6 +166,7 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
         ("ratio_level", RatioLevel.token, clipped, None),
         ("ratio_pooling", None, pooled, "sum or mean"),
         ("value_loss_coef", None, valued, "0.5"),
+        ("needs_centralized_critic", False, valued, None),
         ("value_clip_range", None, valued, None),
         ("huber_delta", None, valued, None),
         ("critic_warmup", 0, valued, None),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig
+from ippo_cli.config.teams import critics
 
 CRITIC_STEPS = 8
 """At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
@@ -20,7 +21,7 @@ class Arithmetic:
     prompts_per_iteration: int
     samples_per_rank: tuple[int, int]  # fewest, most
     actor_steps: dict[str, int]  # optimizer steps per iteration, by agent
-    critic_steps: dict[str, int]  # likewise, of separate critics only
+    critic_steps: dict[str, int]  # likewise, by the critic's name; of critics that are models of their own
 
 
 def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
@@ -35,8 +36,8 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
     critic_steps = {
         name: math.ceil(size / critic_mini_batch_size(config, agent))
         * (agent.critic.ppo_epochs or agent.algorithm.ppo_epochs)
-        for name, agent in config.task.agents.items()
-        if isinstance(agent.critic, SeparateCriticConfig) and not agent.frozen
+        for name, names in critics(config).items()
+        if isinstance((agent := config.task.agents[names[0]]).critic, SeparateCriticConfig)
     }
     return Arithmetic(
         num_iterations=iterations,

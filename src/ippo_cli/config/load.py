@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
     "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
     "critic": {
         "separate": schema.SeparateCriticConfig,
+        "centralized": schema.CentralizedCriticConfig,
         "value_head": schema.ValueHeadCriticConfig,
         "none": schema.NoCriticConfig,
     },

@@ -8,9 +8,17 @@ from dataclasses import fields
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, Config, OptimizerConfig, SharedPolicyConfig
+from ippo_cli.config.schema import (
+    AgentConfig,
+    CentralizedCriticConfig,
+    Config,
+    OptimizerConfig,
+    SeparateCriticConfig,
+    SharedPolicyConfig,
+)
 
 SHARED = "shared"  # the group of all agents where none is named
+TEAM = "team"  # the critic of all agents
 RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
 
 
@@ -42,6 +50,20 @@ def holders(config: Config) -> dict[str, str]:
     return {agent: holder for holder, agents in members(config).items() for agent in agents}
 
 
+def critics(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents of each critic that is a model of its own, in the task's order, by the name that it goes by."""
+    agents = config.task.agents
+    if shares_critic(config):
+        return {TEAM: tuple(name for name, agent in agents.items() if not agent.frozen)}
+    learning = learning_members(config)
+    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, SeparateCriticConfig)}
+
+
+def shares_critic(config: Config) -> bool:
+    """Whether all agents have one centralised critic."""
+    return isinstance(config.critic, CentralizedCriticConfig) and config.critic.shared
+
+
 def refuse_unusable_name(where: str, name: str) -> None:
     """Raise `ConfigError` for an agent's or a group's name that cannot stand in metric names and folders."""
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
@@ -58,6 +80,8 @@ def check_team(config: Config) -> None:
     for name, agent in agents.items():
         if agent.frozen:
             _refuse_training_values(config, name, agent)
+    if shares_critic(config):
+        _check_shared_critic(config)
     if not isinstance(team, SharedPolicyConfig):
         return
     if not team.groups and SHARED in agents:
@@ -69,7 +93,8 @@ def check_team(config: Config) -> None:
     _check_groups(team.groups, agents)
     for group, names in members(config).items():
         for name in names[1:]:
-            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
+            why = f"both are in group {group}, which has one {{part}}", "use another group"
+            _refuse_unequal(OF_GROUPS, why, names[0], agents[names[0]], name, agents[name])
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
@@ -95,14 +120,36 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, Agen
             group_of[name] = group
 
 
+def _check_shared_critic(config: Config) -> None:
+    agents = config.task.agents
+    if TEAM in members(config) or TEAM in agents:
+        raise ConfigError(
+            "critic.shared=true",
+            f"makes a critic named {TEAM}, and an agent or a group has that name",
+            "give the agent or the group another name, or use critic.shared=false",
+        )
+    first, *others = [name for name, agent in agents.items() if not agent.frozen]
+    why = "critic.shared=true has one for all", "use critic.shared=false"
+    for name in others:
+        _refuse_unequal({"critic": ()}, why, first, agents[first], name, agents[name])
+
+
 # What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
 # at one temperature; how else each of them is sampled is its own.
 OF_GROUPS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
 
 
-def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
-    """Raise where two agents that are to have one actor and one critic ask for different ones."""
-    for part, keys in OF_GROUPS.items():
+def _refuse_unequal(
+    parts: Mapping[str, tuple[str, ...]],
+    why: tuple[str, str],
+    first: str,
+    its: AgentConfig,
+    name: str,
+    own: AgentConfig,
+) -> None:
+    """Raise where two agents that are to have one actor or one critic ask for different ones: why, and the remedy."""
+    rule, remedy = why
+    for part, keys in parts.items():
         one, other = getattr(its, part), getattr(own, part)
         # The kind comes before the keys of kinds.
         for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
@@ -110,9 +157,8 @@ def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: Ag
             if wanted != value:
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{key}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one "
-                    f"{key if keys else part}",
-                    f"set {part}.{key} for all of them, or use another group",
+                    f"differs from {first}'s {_shown(wanted)}, and {rule.format(part=key if keys else part)}",
+                    f"set {part}.{key} for all of them, or {remedy}",
                 )
 
 

@@ -69,13 +69,21 @@ def tokenizer_of(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTok
 
 
 def make_tiny_actor(
-    config: TinyActorConfig, lessons: Sequence[Lesson], seed: int, cache: Path, progress: Progress
+    config: TinyActorConfig,
+    lessons: Sequence[Lesson],
+    seed: int,
+    cache: Path,
+    progress: Progress,
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
     """The folder of a model with these settings, made now or taken from the cache.
 
-    The lessons give the characters of `alphabet=auto` and, shuffled by `seed`, the supervised batches; without lessons
-    the weights are random. The folder appears whole or not at all.
+    The lessons give, shuffled by `seed`, the supervised batches, and without a `tokenizer` the characters of
+    `alphabet=auto`; without lessons the weights are random. The folder appears whole or not at all.
     """
+    own = tokenizer_of(config.alphabet, lessons)
+    tokenizer = tokenizer or own
     settings = {
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
@@ -90,6 +98,8 @@ def make_tiny_actor(
         "alphabet": config.alphabet.value,
         "lessons": hashlib.sha256(json.dumps(lessons).encode()).hexdigest(),
     }
+    if tokenizer.get_vocab() != own.get_vocab():
+        settings["vocabulary"] = sorted(tokenizer.get_vocab())
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / f"tiny-{key}"
     if folder.is_dir():
@@ -97,7 +107,6 @@ def make_tiny_actor(
     cache.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".tiny-{key}-", dir=cache))
     try:
-        tokenizer = tokenizer_of(config.alphabet, lessons)
         lm = _random_model(config, tokenizer, seed)
         warm_start(lm, tokenizer, lessons, config, seed, progress)
         lm.save_pretrained(temporary)

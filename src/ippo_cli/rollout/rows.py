@@ -20,9 +20,9 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
     """
     turns = [episode.own(agent) for episode in episodes]
     rows = [_Row(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
-    columns = _Columns([row.parts for row in rows])
+    columns = Columns([row.parts for row in rows])
     # An agent without a turn reads one token, whichever: a model cannot read nothing.
-    prompt_ids, prompt_mask = _left_padded([own[0].prompt if own else [0] for own in turns])
+    prompt_ids, prompt_mask = left_padded([own[0].prompt if own else [0] for own in turns])
     turn = columns.padded(columns.turn, empty=-1)
     logprobs = columns.padded(columns.of("logprobs", torch.float32)).to(device)
     return Rollout(
@@ -42,7 +42,13 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
     )
 
 
-class _Part:
+def read_between(before: Turn, prompt: Sequence[int]) -> list[int] | None:
+    """What was read after a turn and its completion; None where the prompt does not begin with them."""
+    known = before.prompt + before.completion.ids.tolist()
+    return list(prompt[len(known) :]) if list(prompt[: len(known)]) == known else None
+
+
+class Part:
     """Some columns of a row: a completion, or what was read after it."""
 
     __slots__ = ("behavior_logprobs", "ids", "logprobs", "turn")
@@ -50,40 +56,45 @@ class _Part:
     def __init__(self, ids: Tensor, logprobs: Tensor, behavior_logprobs: Tensor, turn: int) -> None:
         self.ids, self.logprobs, self.behavior_logprobs, self.turn = ids, logprobs, behavior_logprobs, turn
 
+    @classmethod
+    def of(cls, ids: Sequence[int], turn: int = -1) -> Part:
+        """Tokens whose log-probabilities are nobody's concern."""
+        zeros = torch.zeros(len(ids))
+        return cls(torch.tensor(ids, dtype=torch.long), zeros, zeros, turn)
+
 
 class _Row:
     """The parts of one row, and the turns that do not go on from what stands before them."""
 
     def __init__(self, turns: Sequence[Turn], final: Sequence[int] | None) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
         self.detached: list[DetachedTurn] = []
         self._columns = 0
         for number, turn in enumerate(turns):
             if number:
                 self._read(turns[number - 1], turn.prompt)
             completion = turn.completion
-            self._add(_Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
+            self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
         if turns and final is not None:
             self._read(turns[-1], final)
 
     def _read(self, before: Turn, prompt: Sequence[int]) -> None:
         """What the agent read after a turn before it wrote again, or would have."""
-        known = before.prompt + before.completion.ids.tolist()
-        if list(prompt[: len(known)]) != known:
+        between = read_between(before, prompt)
+        if between is None:
             self.detached.append(DetachedTurn(column=self._columns, prompt=list(prompt)))
-        elif len(prompt) > len(known):
-            zeros = torch.zeros(len(prompt) - len(known))
-            self._add(_Part(torch.tensor(prompt[len(known) :], dtype=torch.long), zeros, zeros, -1))
+        elif between:
+            self._add(Part.of(between))
 
-    def _add(self, part: _Part) -> None:
+    def _add(self, part: Part) -> None:
         self.parts.append(part)
         self._columns += len(part.ids)
 
 
-class _Columns:
+class Columns:
     """The parts of all rows one after another, and where each belongs in `[B, R]`; R is at least 1."""
 
-    def __init__(self, rows: Sequence[Sequence[_Part]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Part]]) -> None:
         self._parts = [part for row in rows for part in row]
         sizes = torch.tensor([len(part.ids) for part in self._parts], dtype=torch.long)
         numbers = torch.tensor([part.turn for part in self._parts], dtype=torch.long)
@@ -105,7 +116,7 @@ class _Columns:
         return padded
 
 
-def _left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows of unlike lengths as `[B, P]`, padded on the left, and where they are."""
     width = max(map(len, rows), default=1)
     padded = torch.zeros(len(rows), width, dtype=torch.long)

@@ -59,6 +59,11 @@ def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Map
     return {}
 
 
+def longest_view(lengths: Mapping[str, EpisodeLength]) -> int:
+    """Tokens of all agents' parts together with two separators for each turn: what a centralised critic may read."""
+    return sum(length.row + 2 * (length.turns or 1) for length in lengths.values())
+
+
 def _length(config: Config, name: str, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
     response = config.task.agents[name].rollout.max_new_tokens
     prompt = min(told[0] if told else config.rollout.max_prompt_tokens, config.rollout.max_prompt_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
-from ippo_cli.config.teams import holders, learning_members
+from ippo_cli.config.teams import critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -33,6 +33,7 @@ class AgentShapes:
     critic: ModelShape | None  # of its own; None where the actor carries it, or nothing has values
     length: EpisodeLength
     weights: str  # where the actor starts from: agents that start from the same share one reference
+    critic_row: int | None = None  # tokens of a centralised critic's longest row; None: the critic reads the agent's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +143,10 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
 
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
+    own = dict(critics(config))
     for holder, names in learning_members(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
-        actor, critic = settings.actor, settings.critic
+        actor = settings.actor
         longest = max(shapes[name].length.row for name in names)
         yield _engine(
             config,
@@ -159,21 +161,33 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
         )
-        if agent.critic is not None:
-            assert isinstance(critic, SeparateCriticConfig)
-            yield _engine(
-                config,
-                f"{holder} critic",
-                agent.critic,
-                critic.dtype,
-                ranks,
-                longest,
-                rows,
-                critic_mini_batch_size(config, settings),
-                agents=len(names),
-                checkpointed=critic.gradient_checkpointing,
-                decodes=False,
-            )
+        if holder in own:
+            yield _critic(config, holder, own.pop(holder), shapes, ranks, rows)
+    for name, names in own.items():  # of all agents
+        yield _critic(config, name, names, shapes, ranks, rows)
+
+
+def _critic(
+    config: Config, name: str, names: tuple[str, ...], shapes: Mapping[str, AgentShapes], ranks: int, rows: int
+) -> Trained:
+    """The engine of a critic that is a model of its own."""
+    settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
+    critic = settings.critic
+    assert isinstance(critic, SeparateCriticConfig)
+    assert shape is not None
+    return _engine(
+        config,
+        f"{name} critic",
+        shape,
+        critic.dtype,
+        ranks,
+        max(shapes[agent].critic_row or shapes[agent].length.row for agent in names),
+        rows,
+        critic_mini_batch_size(config, settings),
+        agents=len(names),
+        checkpointed=critic.gradient_checkpointing,
+        decodes=False,
+    )
 
 
 def _engine(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean, reward_to_go
-from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
+from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
 
 ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 ZERO = 1e-6  # credit that is none but for rounding
@@ -97,6 +97,9 @@ METRICS: dict[str, str] = {
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
     "all returns are equal",
+    "<agent>/value/read_tokens": "critic=centralized: mean tokens per episode that the critic reads for the agent",
+    "<agent>/value/left_out_share": "critic=centralized: share of episodes of which something did not fit into the "
+    "critic's context",
     "<learner>/joint/learning_rate": "critic=value_head: the one engine's learning rate",
     "<learner>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
@@ -170,6 +173,8 @@ def iteration_row(
         if agent.has_values:
             gamma = agent.policy.objective.config.gamma
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
+        if name in experience.views:
+            row |= prefixed(name, view_metrics(experience.views[name]))
         if rollout is not sampled:
             row |= prefixed(name, sampler_gap(sampled, rollout))
     for name in (name for name in experience.sampled if name not in agents):  # frozen
@@ -370,6 +375,15 @@ def explained_variance(targets: Targets, gamma: float | None) -> float:
 def _constant(variance: Tensor, square: Tensor) -> bool:
     """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
     return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
+
+
+def view_metrics(view: CriticView) -> dict[str, float]:
+    """How much a centralised critic reads of an episode, over all ranks."""
+    read = view.rollout.prompt_mask.sum() + view.rollout.length.sum()
+    read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
+    sums = torch.stack([read, view.left_out.sum(), torch.ones_like(view.left_out).sum()]).double()
+    tokens, left_out, rows = distributed.all_sum(sums).tolist()
+    return {"value/read_tokens": tokens / rows, "value/left_out_share": left_out / rows}
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:

@@ -14,7 +14,7 @@ from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, CriticKind, WorldConfig
-from ippo_cli.config.teams import members
+from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
@@ -31,6 +31,7 @@ from ippo_cli.training.preflight import (
     example_schedule,
     fitting_formats,
     free_disk,
+    long_views,
     memory_of,
     memory_warning,
     read_material,
@@ -62,9 +63,11 @@ def show_plan(config: Config) -> None:
     _show_time(config, plan, material, ranks)
     _show_missing_weights(config)
     _show_episodes(config, material)
+    _show_critics(material)
     _show_prompts(config, task, formats, material)
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    unusual |= long_views(material)
     for text in unusual.values():
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)
@@ -95,10 +98,14 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
             _say(f"{holder} steps", "none: it is frozen")
             continue
         steps = [f"actor {plan.actor_steps[names[0]]}"]
-        if names[0] in plan.critic_steps:
-            steps.append(f"critic {plan.critic_steps[names[0]]}")
+        if holder in plan.critic_steps:
+            steps.append(f"critic {plan.critic_steps[holder]}")
         shared = f", on the rows of {listed(list(names))}" if holder != names[0] else ""
         _say(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
+    for name, names in critics(config).items():
+        if name not in members(config):
+            steps = f"critic {plan.critic_steps[name]} optimizer steps per iteration"
+            _say(f"{name} steps", f"{steps}, on the rows of {listed(list(names))}")
 
 
 def _credit_cost(config: Config) -> str | None:
@@ -211,6 +218,18 @@ def _show_episodes(config: Config, material: Material) -> None:
         _say(
             f"{name} context",
             f"{material.contexts[name]} tokens, of which an episode takes up to {length.sequence}{again}; {said}",
+        )
+
+
+def _show_critics(material: Material) -> None:
+    """What centralised critics read."""
+    longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
+    for name, layout in material.layouts.items():
+        how = "as text, one value for a turn" if layout.by_text else "token by token"
+        _say(
+            f"{name} critic",
+            f"reads what {listed(list(layout.agents))} see and say, {how}: up to {longest} tokens of an episode, "
+            f"{layout.context} of them at once",
         )
 
 

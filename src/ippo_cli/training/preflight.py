@@ -12,18 +12,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     AgentConfig,
+    CentralizedCriticConfig,
     Config,
     Device,
     SeparateCriticConfig,
     TinyActorConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import members
+from ippo_cli.config.teams import critics, members
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.shape import (
     ModelShape,
@@ -34,12 +36,13 @@ from ippo_cli.models.shape import (
     with_value_head,
 )
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
+from ippo_cli.rollout.critic_view import Layout
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.training.episode_length import episode_lengths
+from ippo_cli.training.episode_length import episode_lengths, longest_view
 from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory, snapshot_bytes
 from ippo_cli.types import Example
 
@@ -64,6 +67,7 @@ class Material:
     tokenizers: dict[str, PreTrainedTokenizerBase]
     contexts: dict[str, int]  # tokens that prompt and response may have together
     shapes: dict[str, AgentShapes]
+    layouts: dict[str, Layout]  # of centralised critics, by the critic's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     contexts: dict[str, int] = {}
     made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
+    starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
         source, revision = str(agent.actor.model if weights is None else weights[holder]), agent.actor.revision
@@ -124,7 +129,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             source = f"{holder}'s own"
             lessons = warm_start_lessons(names, config, task)
             refuse_nothing_to_read(names[0], agent.actor, lessons)
-            tokenizer = tokenizer_of(agent.actor.alphabet, lessons)
+            tokenizer = tokenizer_of(agent.actor.alphabet, alphabet_lessons(names, lessons, config, task))
             known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizer)))
         else:
             tokenizer = load_tokenizer(source, revision)
@@ -134,15 +139,20 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
         for name in names:
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
+            starts[name] = source, revision
             made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
+    layouts = critic_layouts(config, tokenizers, contexts, _critic_contexts(config, known, starts))
+    critic_row = longest_view(lengths) if layouts else None
     shapes = {}
     for name in config.task.agents:
         actor, critic, source = made[name]
-        shapes[name] = AgentShapes(actor=actor, critic=critic, length=lengths[name], weights=source)
-    return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes)
+        shapes[name] = AgentShapes(
+            actor=actor, critic=critic, length=lengths[name], weights=source, critic_row=critic_row
+        )
+    return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts)
 
 
 def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSchedule:
@@ -174,6 +184,19 @@ def fitting_formats(
         if name in formats:  # who is no agent is told where episodes fail
             formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
     return formats
+
+
+def long_views(material: Material) -> dict[str, str]:
+    """What is to be said where a centralised critic may have more to read than its context holds."""
+    longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
+    for name, layout in material.layouts.items():
+        if not layout.forgets and longest > layout.context:
+            return {
+                "long_views": f"the critic of {name} may have up to {longest} tokens to read of an episode, and reads "
+                f"{layout.context} at once: of what is more, the oldest that others were told and wrote is left out "
+                "(value/left_out_share)"
+            }
+    return {}
 
 
 def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int) -> Memory:
@@ -249,6 +272,20 @@ def _critic_shape(
     if critic.model is None or critic.warm_start is not None:  # an earlier critic began as one of these
         return critic_shape(_empty(known, actor, revision), critic.value_head_hidden_dim)
     return critic_shape(_empty(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+
+
+def _critic_contexts(
+    config: Config, known: dict[tuple[str, str | None], Any], starts: Mapping[str, tuple[str, str | None]]
+) -> dict[str, int]:
+    """Tokens that each centralised critic reads as one sequence, by the critic's name."""
+    found: dict[str, int] = {}
+    for name, names in critics(config).items():
+        critic = config.task.agents[names[0]].critic
+        if isinstance(critic, CentralizedCriticConfig):
+            of_actor = critic.model is None or critic.warm_start is not None
+            source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
+            found[name] = critic_context(config, critic, _empty(known, source, revision).config)
+    return found
 
 
 def _host_memory() -> int:

@@ -47,6 +47,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    long_views,
     memory_of,
     memory_warning,
     read_material,
@@ -174,6 +175,7 @@ def build_trainer(
         console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    unusual |= long_views(material)
     console.warn(run.note(unusual))
     return Trainer(
         config=config,

@@ -56,13 +56,18 @@ def update_team(
             own, told = changes.corrected(learner, targets)
             told["policy/order"] = float(place)
         before = None if changes is None or place == len(order) else changes.logprobs(team, learner)
-        stats[id(learner)] = update(learner, experience.rollouts, own, context) | told
+        stats[id(learner)] = update(learner, experience.rollouts, own, context, experience.views) | told
         if changes is not None and before is not None:
             changes.note(learner, before, changes.logprobs(team, learner))
     for learner in team.learners:
         if id(learner) not in stats:
             stats[id(learner)] = update(
-                learner, experience.rollouts, targets, context, rests=learner.is_policy and learner.name not in order
+                learner,
+                experience.rollouts,
+                targets,
+                context,
+                experience.views,
+                rests=learner.is_policy and learner.name not in order,
             )
     return [prefixed(learner.name, stats[id(learner)]) for learner in team.learners]
 

@@ -216,8 +216,16 @@ class Trainer:
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
                 rollouts = sampled | {name: agent.rescored(sampled[name]) for name, agent in team.items()}
+        with clock("targets"):
+            views = team.critic_views(episodes, rollouts)
         experience = Experience(
-            batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
+            batch=batch,
+            episodes=episodes,
+            sampled=sampled,
+            rollouts=rollouts,
+            scores=scored.scores,
+            greedy=greedy,
+            views=views,
         )
         return experience, scored.moments
 

@@ -17,7 +17,7 @@ from ippo_cli.config.schema import (
     ValueUnit,
     WorldConfig,
 )
-from ippo_cli.config.teams import members
+from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -157,7 +157,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     mean = fmean(explained(names[0]))
-    separate = config.task.agents[names[0]].critic.kind is CriticKind.separate
+    separate = config.task.agents[names[0]].critic.kind in (CriticKind.separate, CriticKind.centralized)
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
         if separate
@@ -197,7 +197,7 @@ def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
 def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
     skipped = [
         holder
-        for holder in members(config)
+        for holder in dict.fromkeys((*members(config), *critics(config)))
         if any(
             key.startswith(f"{holder}/") and key.endswith("/skipped_steps") and value > 0
             for key, value in rows[-1].items()

@@ -14,7 +14,7 @@ from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
-from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, joined, take
+from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
 
 MAX_SKIPPED_IN_A_ROW = 5
 
@@ -52,17 +52,22 @@ def update(
     rollouts: Mapping[str, Rollout],
     targets: Mapping[str, Targets],
     context: StepContext,
+    views: Mapping[str, CriticView] | None = None,
     *,
     rests: bool = False,
 ) -> UpdateStats:
     """One iteration's training of one learner, on the rows of the agents that it learns from.
 
-    One that `rests` is given its learning rate and nothing else. Returns its metrics, named `<stage>/<name>`, the same
-    on every rank.
+    `views`: by agent, what a centralised critic reads in place of the rows. One that `rests` is given its learning rate
+    and nothing else. Returns its metrics, named `<stage>/<name>`, the same on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
     if not rests and learner.objective.trains(context):
+        if learner.layout is not None:
+            assert views is not None
+            rollouts = {name: views[name].rollout for name in learner.trains}
+            targets = {name: views[name].scattered(targets[name]) for name in learner.trains}
         rows = joined([rollouts[name] for name in learner.trains])
         own_targets = joined([targets[name] for name in learner.trains])
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):

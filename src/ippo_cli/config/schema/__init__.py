@@ -39,6 +39,7 @@ from ippo_cli.config.schema.algorithm import (
     WeightLevel,
 )
 from ippo_cli.config.schema.critic import (
+    CentralizedCriticConfig,
     CriticConfig,
     CriticKind,
     NoCriticConfig,
@@ -123,6 +124,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,
     "critic_separate": SeparateCriticConfig,
+    "critic_centralized": CentralizedCriticConfig,
     "critic_value_head": ValueHeadCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,

@@ -185,6 +185,7 @@ class AlgorithmConfig(StepsConfig):
     value_clip_range: PositiveFloat | None  # clip of the value update; null = off
     huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
     value_loss_coef: NonNegativeFloat | None  # weight of the value loss
+    needs_centralized_critic: bool  # refuse critics that read one agent's rows alone (MAPPO); false = take any critic
     entropy_coef: float  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration

@@ -11,6 +11,7 @@ from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 
 class CriticKind(str, Enum):
     separate = "separate"
+    centralized = "centralized"
     value_head = "value_head"
     none = "none"
 
@@ -19,7 +20,7 @@ class CriticKind(str, Enum):
 class CriticConfig:
     """The value function, common to all kinds."""
 
-    kind: CriticKind  # separate | value_head | none
+    kind: CriticKind  # separate | centralized | value_head | none
 
 
 @dataclass
@@ -51,3 +52,11 @@ class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
     warm_start: Name | None  # a `critic/` folder of an earlier run to start from, backbone and head
     mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
     ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
+
+
+@dataclass
+class CentralizedCriticConfig(SeparateCriticConfig):
+    """A model of its own that reads what every agent was told and wrote."""
+
+    shared: bool  # one critic for all agents; false = one for each agent, or group of team.groups
+    context_limit: PositiveInt | None  # tokens that it reads as one sequence; null = what its model was made for

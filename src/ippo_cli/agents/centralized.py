@@ -1,0 +1,120 @@
+"""Centralised critics: whether they read tokens or text, in whose vocabulary, and how much at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from ippo_cli.agents.initial import embeddings
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import CentralizedCriticConfig, Config, Credit, History, TurnValue, ValueUnit
+from ippo_cli.config.teams import critics
+from ippo_cli.config.text import listed
+from ippo_cli.rollout.critic_view import Layout
+
+BY_TURN = {"credit": Credit.turn, "turn_value": TurnValue.first, "value_unit": ValueUnit.turn}
+"""What `algorithm` must have where critics read text: then there is one value for a turn."""
+
+
+def critic_layouts(
+    config: Config,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    contexts: Mapping[str, int],
+    critic_contexts: Mapping[str, int],
+) -> dict[str, Layout]:
+    """How each centralised critic's rows are written, by the critic's name; empty for other critics.
+
+    `tokenizers`, `contexts`: of each agent; `critic_contexts`: by the critic's name. Raises `ConfigError` where agents
+    have unlike vocabularies, so that critics must read text, and values are not by turn.
+    """
+    if not isinstance(config.critic, CentralizedCriticConfig):
+        return {}
+    readers = {name: _critic_tokenizer(config, names, tokenizers) for name, names in critics(config).items()}
+    by_text = any(not _same(reader, one) for reader in readers.values() for one in tokenizers.values())
+    if by_text:
+        _refuse_values_of_tokens(config, tokenizers)
+    return {
+        name: Layout(
+            agents=tuple(config.task.agents),
+            tokenizer=readers[name],
+            by_text=by_text,
+            forgets=config.rollout.history is History.latest,
+            context=critic_contexts[name],
+            max_new_tokens={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
+            contexts=dict(contexts),
+        )
+        for name in readers
+    }
+
+
+def critic_context(config: Config, critic: CentralizedCriticConfig, model: PreTrainedConfig) -> int:
+    """Tokens that a critic reads as one sequence. Raises `ConfigError` where a response alone has no room."""
+    made_for = getattr(model, "max_position_embeddings", None) or 1 << 30
+    most = max(agent.rollout.max_new_tokens for agent in config.task.agents.values())
+    if made_for <= most or (critic.context_limit or 0) > made_for:
+        raise ConfigError(
+            f"critic.context_limit={critic.context_limit or 'null'} rollout.max_new_tokens={most}",
+            f"ask for more than the {made_for} tokens that the critic's model was made for",
+            "lower them, or use another critic.model",
+        )
+    return min(made_for, critic.context_limit or made_for)
+
+
+def _critic_tokenizer(
+    config: Config, names: tuple[str, ...], tokenizers: Mapping[str, PreTrainedTokenizerBase]
+) -> PreTrainedTokenizerBase:
+    """What a critic reads with: its model's own tokenizer, and that of its first agent where it has none."""
+    critic = config.task.agents[names[0]].critic
+    assert isinstance(critic, CentralizedCriticConfig)
+    key = "warm_start" if critic.warm_start is not None else "model"
+    source = getattr(critic, key)
+    if source is None:
+        return tokenizers[names[0]]
+    revision = critic.revision if key == "model" else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made by the library where files are missing
+            raise FileNotFoundError("no vocabulary")
+    except Exception as error:
+        first, size = tokenizers[names[0]], embeddings(source, revision)
+        known = size is None or max(first.get_vocab().values()) < size
+        if known and all(_same(first, other) for other in tokenizers.values()):
+            return first  # a critic's folder need not have one
+        raise ConfigError(
+            f"critic.{key}={source}",
+            "has no tokenizer, and needs one to read what agents of unlike tokenizers say"
+            if known
+            else f"has no tokenizer, and knows {size} tokens, fewer than its agent's tokenizer has",
+            "save its model's tokenizer there",
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"critic.{key}={source}",
+            "has a tokenizer without an end-of-sequence token, which ends what each agent said",
+            "set eos_token in its tokenizer_config.json",
+        )
+    return tokenizer
+
+
+def _same(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether the other's token ids mean the same to the reader. Special tokens go by other names within a family."""
+    own, its = reader.get_vocab(), other.get_vocab()
+    if own == its:
+        return True
+    added = {*reader.get_added_vocab(), *other.get_added_vocab()}  # pyright: ignore[reportCallIssue, reportOptionalCall]
+    plain = [{token: number for token, number in vocabulary.items() if token not in added} for vocabulary in (own, its)]
+    return plain[0] == plain[1] and max(its.values()) <= max(own.values())
+
+
+def _refuse_values_of_tokens(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+    if all(getattr(config.algorithm, key) is value for key, value in BY_TURN.items()):
+        return
+    unlike = len({frozenset(tokenizer.get_vocab().items()) for tokenizer in tokenizers.values()}) > 1
+    who = f"those of {listed(list(tokenizers))}" if unlike else "that of critic.model and the agents'"
+    wanted = " ".join(f"algorithm.{key}={value.value}" for key, value in BY_TURN.items())
+    raise ConfigError(
+        "critic=centralized",
+        f"reads text where vocabularies differ, as {who} do, and then has one value for a turn, not for a token",
+        f"set {wanted}, or use models of one family",
+    )

@@ -1,0 +1,95 @@
+"""Which vocabulary a centralised critic reads in, and whether it reads tokens or text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, PretrainedConfig
+
+from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import CentralizedCriticConfig, Config
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.rollout.critic_view import Layout
+
+BY_TURN = ["algorithm.credit=turn", "algorithm.turn_value=first", "algorithm.value_unit=turn"]
+
+
+def layouts(low: Any, high: Any, *overrides: str) -> dict[str, Layout]:
+    config = load_config(["critic=centralized", *overrides])
+    tokenizers, contexts = {"low": low, "high": high}, {"low": 64, "high": 64}
+    return critic_layouts(config, tokenizers, contexts, {"low": 64, "high": 64, "team": 64})
+
+
+def test_other_critics_have_no_layout() -> None:
+    assert critic_layouts(load_config(["critic=separate"]), {}, {}, {}) == {}
+
+
+def test_equal_vocabularies_are_read_token_by_token() -> None:
+    low, high = character_tokenizer("abc"), character_tokenizer("abc")
+    found = layouts(low, high)
+    assert {name: (made.by_text, made.tokenizer) for name, made in found.items()} == {
+        "low": (False, low),
+        "high": (False, high),
+    }
+    assert list(layouts(low, high, "critic.shared=true")) == ["team"]
+
+
+def test_characters_of_one_number_that_differ_are_read_as_text() -> None:
+    low, high = character_tokenizer("abc<"), character_tokenizer("abc>")
+    with pytest.raises(
+        ConfigError, match=r"^critic=centralized reads text where vocabularies differ, as those of low and"
+    ):
+        layouts(low, high)
+    found = layouts(low, high, *BY_TURN)
+    assert {name: (made.by_text, made.tokenizer) for name, made in found.items()} == {
+        "low": (True, low),
+        "high": (True, high),
+    }
+    assert layouts(low, high, *BY_TURN, "critic.shared=true")["team"].tokenizer is low
+
+
+def test_special_tokens_that_a_relative_has_besides_are_read_where_the_critic_has_embeddings_for_them() -> None:
+    plain, more = character_tokenizer("abc"), character_tokenizer("abc")
+    more.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    assert not layouts(more, plain, "critic.shared=true")["team"].by_text
+    with pytest.raises(ConfigError, match="reads text"):
+        layouts(plain, more, "critic.shared=true")
+
+
+def test_a_critic_of_another_family_reads_text_in_its_own_tokenizer(tmp_path: Path) -> None:
+    character_tokenizer("xyz").save_pretrained(tmp_path)
+    agent = character_tokenizer("abc")
+    with pytest.raises(ConfigError, match=r"as that of critic.model and the agents' do"):
+        layouts(agent, agent, f"critic.model={tmp_path}")
+    found = layouts(agent, agent, f"critic.model={tmp_path}", *BY_TURN)
+    assert {made.by_text for made in found.values()} == {True}
+    assert "x" in found["low"].tokenizer.get_vocab()
+
+
+def test_a_critics_folder_without_a_tokenizer_is_of_its_agents_family_or_refused(tmp_path: Path) -> None:
+    low, high = character_tokenizer("abc"), character_tokenizer("abd")
+    assert layouts(low, low, f"critic.warm_start={tmp_path}")["low"].tokenizer is low
+    with pytest.raises(ConfigError, match=rf"^critic.warm_start={tmp_path} has no tokenizer, and needs one"):
+        layouts(low, high, f"critic.warm_start={tmp_path}", *BY_TURN)
+    LlamaConfig(vocab_size=5).save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"has no tokenizer, and knows 5 tokens, fewer than its agent's tokenizer has"
+    ):
+        layouts(low, low, f"critic.warm_start={tmp_path}")
+
+
+def test_a_critic_reads_as_much_as_its_model_was_made_for_or_less() -> None:
+    config: Config = load_config(["critic=centralized", "rollout.max_new_tokens=6"])
+    critic = config.critic
+    assert isinstance(critic, CentralizedCriticConfig)
+    assert critic_context(config, critic, PretrainedConfig(max_position_embeddings=32)) == 32
+    assert critic_context(config, replace(critic, context_limit=20), PretrainedConfig(max_position_embeddings=32)) == 20
+    for wanted, made_for in ((33, 32), (None, 6)):
+        model = PretrainedConfig(max_position_embeddings=made_for)
+        with pytest.raises(ConfigError, match=rf"max_new_tokens=6 ask for more than the {made_for} tokens"):
+            critic_context(config, replace(critic, context_limit=wanted), model)

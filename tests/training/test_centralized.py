@@ -1,0 +1,233 @@
+"""Centralised critics in whole runs: one agent's, one for each, one for all, and those that read text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+from transformers import AutoTokenizer
+
+from ippo_cli.config.errors import ConfigError, Preempted
+from ippo_cli.config.load import load_config
+from ippo_cli.models.critic import ValueModel
+from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.training.evaluate_run import evaluate_run
+from ippo_cli.training.plan import show_plan
+from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Stopwatch, Trainer
+
+CENTRAL = "critic=centralized"
+SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+BY_TURN = ("algorithm.credit=turn", "algorithm.turn_value=first", "algorithm.value_unit=turn")
+TALK = (
+    "task.protocol=dialogue",
+    "task.num_turns=2",
+    "task.agents.low.template='{letters}{heard}<'",
+    "task.agents.low.turn_template='{heard}<'",
+    "task.agents.high.template='{letters}{heard}>'",
+    "task.agents.high.turn_template='{heard}>'",
+    "rollout.max_new_tokens=6",
+    "rollout.temperature=2.0",
+)
+FEW = ("task.train_size=16", "task.eval_size=8")
+UNLIKE = ("actor.alphabet=auto", "task.agents.high.actor.alphabet=printable")
+
+REWARD = """
+def reward(examples, responses):
+    counted = {name: [len(set(text)) / 9 for text in texts] for name, texts in responses.items()}
+    return {"agent": counted, "team": [low * high for low, high in zip(counted["low"], counted["high"])]}
+"""
+
+
+def without(row: dict[str, float], *parts: str) -> dict[str, float]:
+    return {key: value for key, value in row.items() if not any(part in key for part in parts)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task",
+    [
+        ("task=sorting_solo", "algorithm=ppo", "algorithm.mini_batch_size=8"),
+        ("task=ladder", *FEW, "algorithm.truncation=bootstrap"),
+        ("task=ladder", *FEW, "rollout.history=latest"),
+    ],
+)
+def test_fed_one_agents_view_it_is_the_separate_critic_bit_for_bit(tmp_path: Path, task: tuple[str, ...]) -> None:
+    separate = train(tmp_path, *task, *SHORT)
+    (name,) = load_config(list(task)).task.agents
+    expected = final_weights(separate, [name])
+    for shared in ("false", "true"):
+        central = train(tmp_path, *task, *SHORT, CENTRAL, f"critic.shared={shared}")
+        for before, after in zip(rows(separate), rows(central), strict=True):
+            renamed = {key.replace("team/value/", f"{name}/value/"): value for key, value in after.items()}
+            assert without(renamed, "read_tokens", "left_out") == before
+        assert rows(central)[-1][f"{name}/value/left_out_share"] == 0
+        checkpoint = newest_intact(central / "checkpoints")
+        assert checkpoint is not None
+        critic = load_file(checkpoint / ("team" if shared == "true" else name) / "critic" / "model.safetensors")
+        found = {f"{name}/critic/{key}": value for key, value in critic.items()}
+        actor = load_file(checkpoint / name / "actor" / "model.safetensors")
+        found |= {f"{name}/actor/{key}": value for key, value in actor.items()}
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_values_are_those_of_all_that_was_said_read_by_itself(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *TALK, *SHORT, CENTRAL, "deepspeed.forward_batch_tokens=64") as trainer:
+        speak_up(trainer)
+        experience, _ = trainer.experience(0, Stopwatch())
+        for name, agent in trainer.state.team.items():
+            assert agent.critic is not None
+            module, end = agent.critic.engine.module, [agent.tokenizer.eos_token_id]
+            values, _ = agent.values(experience.rollouts[name], experience.views[name])
+            for row, episode in enumerate(experience.episodes[:4]):
+                read: list[int] = []
+                found = values[row][experience.rollouts[name].response_mask[row]].tolist()
+                for turn in episode.turns:  # one speaks at a time
+                    said = turn.completion.ids.tolist()
+                    told = list(agent.tokenizer(turn.observation).input_ids)
+                    if turn.agent != name:
+                        read += [*([] if not read or read[-1:] == end else end), *told, *end]
+                        read += [*said, *([] if said[-1:] == end else end)]
+                        continue
+                    read += told
+                    for token in said:
+                        hidden = module.backbone(input_ids=torch.tensor([read])).last_hidden_state[0, -1]
+                        assert found.pop(0) == pytest.approx(module.value_head(hidden).item(), rel=1e-4, abs=1e-5)
+                        read.append(token)
+                assert not found
+
+
+def speak_up(trainer: Trainer) -> None:
+    """Critics whose values differ from state to state: their heads begin at zero."""
+    torch.manual_seed(1)
+    for agent in trainer.state.team.values():
+        assert agent.critic is not None
+        torch.nn.init.normal_(agent.critic.engine.module.value_head.out.weight)
+
+
+@pytest.mark.slow
+def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_path: Path) -> None:
+    keys = [*TALK, *SHORT, "algorithm=mappo", "critic.shared=true", "algorithm.ppo_epochs=1"]
+    folder = train(tmp_path, *keys)
+    last = rows(folder)[-1]
+    values = {key.split("/")[0] for key in last if "/value/loss" in key}
+    assert values == {"team"}
+    assert last["team/value/steps"] == 8
+    assert {"low/value/explained_variance", "high/value/read_tokens"} <= last.keys()
+    assert last["low/value/read_tokens"] > last["low/rollout/response_length"] + last["low/rollout/observation_tokens"]
+    checkpoint = newest_intact(folder / "checkpoints")
+    assert checkpoint is not None
+    assert sorted(folder.name for folder in checkpoint.iterdir() if folder.is_dir()) == ["high", "low", "team"]
+    assert not (checkpoint / "low" / "critic").exists()
+    initial = load_file(folder / "initial" / "low" / "model.safetensors")  # the first agent's
+    critic = ValueModel.from_pretrained(checkpoint / "team" / "critic").state_dict()
+    moved = [
+        (critic[f"backbone.{key.removeprefix('model.')}"] - value).abs().max()
+        for key, value in initial.items()
+        if key != "lm_head.weight"
+    ]
+    assert 0 < max(moved) < 0.1
+    config, _ = small_config(tmp_path, *keys)
+    written = json.loads(evaluate_run(config, folder, "latest", []).read_text())
+    assert set(written["models"]) == {"low", "high"}
+    more = train(tmp_path, *keys, f"critic.warm_start={checkpoint / 'team' / 'critic'}")
+    assert rows(more)[1]["low/targets/value"] != 0
+
+
+@pytest.mark.slow
+def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [*TALK, *SHORT, *stopping_reward(tmp_path), CENTRAL, "critic.shared=true"]
+    whole = train(tmp_path, *keys)
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    assert rows(folder)[-1]["iteration"] == 1
+    monkeypatch.delenv("STOP_AT_CALL")
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+    first, second = (newest_intact(run / "checkpoints") for run in (whole, folder))
+    assert first is not None
+    assert second is not None
+    for part in ("low/actor", "high/actor", "team/critic"):
+        expected, found = (load_file(saved / part / "model.safetensors") for saved in (first, second))
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_two_ranks_train_a_team_as_one_rank_does(tmp_path: Path) -> None:
+    # By turn and as text, whose rows have nothing in common with the agents' own.
+    (tmp_path / "reward.py").write_text(REWARD)
+    unlike = [*UNLIKE, *BY_TURN, "reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
+    keys = [*TALK, *SHORT, *unlike, "algorithm=ppo", "algorithm.mini_batch_size=8", CENTRAL, "critic.shared=true"]
+    one = rows(train(tmp_path / "one", *keys))
+    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero3"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    (folder,) = (tmp_path / "two" / "default").iterdir()
+    for first, second in zip(one, rows(folder), strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            if not key.endswith("first_step_deviation"):
+                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+@pytest.mark.slow
+def test_unlike_tokenizers_are_read_as_text_with_one_value_for_a_turn(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
+        speak_up(trainer)
+        experience, _ = trainer.experience(0, Stopwatch())
+        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        for name, own in experience.rollouts.items():
+            assert (experience.views[name].rollout.response_mask.sum(dim=1) == own.turn.amax(dim=1) + 1).all()
+            for row in range(4):
+                for number in range(2):
+                    of_turn = targets[name].values[row][own.turn[row] == number]
+                    assert len(set(of_turn.tolist())) == 1
+                    assert of_turn[0] != 0
+        trainer.step()
+        row = trainer.state.progress.row
+        assert row is not None
+        assert row["low/value/steps"] > 0
+        assert trainer.checkpoints.save(trainer.state)
+    (saved,) = (tmp_path / "default").glob("*/checkpoints/step_*")
+    sizes = {name: len(AutoTokenizer.from_pretrained(saved / name / "critic")) for name in ("low", "high")}
+    assert sizes["low"] < 30
+    assert sizes["high"] > 256
+
+
+def test_text_needs_values_by_turn(tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path, *UNLIKE, CENTRAL)
+    keys = "algorithm.credit=turn algorithm.turn_value=first algorithm.value_unit=turn"
+    wanted = rf"critic=centralized reads text .* low and high .*; set {keys}"
+    with pytest.raises(ConfigError, match=wanted):
+        show_plan(config)
+
+
+def test_agents_that_are_made_here_have_one_alphabet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(small_config(tmp_path, CENTRAL, "critic.context_limit=20", "critic.shared=true")[0])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "team steps critic 8 optimizer steps per iteration, on the rows of low and high" in said
+    assert (
+        "team critic reads what low and high see and say, token by token: up to 34 tokens of an episode, 20 of" in said
+    )
+    assert "warning the critic of team may have up to 34 tokens to read of an episode, and reads 20 at once" in said
+    assert "low critic" not in said
