@@ -47,7 +47,7 @@ class FrozenAgent:
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
-        with torch.no_grad():
+        with torch.no_grad(), self.policy.reading():
             yield self.policy
 
 
@@ -77,8 +77,10 @@ class Agent:
         """Who has the values, if anybody has."""
         return self.policy if self.critic is None else self.critic
 
-    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
-        return self.policy.engine.inference(gather=gather)  # type: ignore[return-value]
+    @contextmanager
+    def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
+        with self.policy.engine.inference(gather=gather) as policy, policy.reading():
+            yield policy
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -132,6 +132,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "turn_value_reduction": "algorithm.turn_value (mean, or final for final_value)",
         "turn_level_clip": "algorithm.ratio_level=turn algorithm.ratio_pooling=sum",
         "use_separate_reference_adapter": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
+        "lora_config": "actor=lora actor.rank actor.alpha actor.target_modules",
     },
     "TRL": {
         "num_ppo_epochs": "algorithm.ppo_epochs",

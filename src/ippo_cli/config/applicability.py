@@ -15,10 +15,10 @@ from ippo_cli.config.schema import (
     Credit,
     CriticKind,
     Objective,
+    OwnCriticConfig,
     Processor,
     RatioLevel,
     Reweight,
-    SeparateCriticConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -39,7 +39,7 @@ def _check_steps(config: Config) -> None:
     algorithm, size = config.algorithm, config.rollout.buffer_size
     minis = {"algorithm.mini_batch_size": algorithm.mini_batch_size}
     for name, agent in config.task.agents.items():
-        if isinstance(agent.critic, SeparateCriticConfig):
+        if isinstance(agent.critic, OwnCriticConfig):
             minis[f"critic.mini_batch_size (agent {name})"] = agent.critic.mini_batch_size
     for key, mini in minis.items():
         if mini is not None and size % mini:

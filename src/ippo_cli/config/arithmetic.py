@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import Config, SeparateCriticConfig
+from ippo_cli.config.schema import Config, OwnCriticConfig
 
 CRITIC_STEPS = 8
 """At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
@@ -36,7 +36,7 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         name: math.ceil(size / critic_mini_batch_size(config, agent.critic))
         * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
         for name, agent in config.task.agents.items()
-        if isinstance(agent.critic, SeparateCriticConfig)
+        if isinstance(agent.critic, OwnCriticConfig)
     }
     return Arithmetic(
         num_iterations=iterations,
@@ -53,7 +53,7 @@ def policy_steps(config: Config) -> int:
     return size // (config.algorithm.mini_batch_size or size) * config.algorithm.ppo_epochs
 
 
-def critic_mini_batch_size(config: Config, critic: SeparateCriticConfig) -> int:
+def critic_mini_batch_size(config: Config, critic: OwnCriticConfig) -> int:
     """Sequences per optimizer step of a separate critic: its own, or the policy's.
 
     Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean

@@ -28,6 +28,7 @@ from ippo_cli.config.schema import (
     History,
     JsonlConfig,
     LadderConfig,
+    LoraActorConfig,
     PettingzooConfig,
     Processor,
     RelayConfig,
@@ -184,7 +185,9 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     if isinstance(actor, TinyActorConfig):
         if actor.model is not None:
             raise ConfigError(
-                f"actor.model={actor.model}", "cannot be set for actor=tiny, which is made locally", "use actor=full"
+                f"actor.model={actor.model}",
+                f"cannot be set for actor={actor.kind.value}, which is made locally",
+                "use actor=lora" if isinstance(actor, LoraActorConfig) else "use actor=full",
             )
         if actor.hidden_size % 2:
             raise ConfigError(
@@ -215,7 +218,8 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         raise ConfigError(
             "actor.model=null",
             f"names no weights for agent {name}",
-            "set actor.model to a folder or a hub id, or use actor=tiny",
+            "set actor.model to a folder or a hub id, or use actor=tiny"
+            + ("_lora" if isinstance(actor, LoraActorConfig) else ""),
         )
 
 

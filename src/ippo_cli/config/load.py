@@ -38,10 +38,16 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "reasoning_gym": schema.ReasoningGymConfig,
         "environment": schema.OwnEnvironmentConfig,
     },
-    "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
+    "actor": {
+        "tiny": schema.TinyActorConfig,
+        "full": schema.ActorConfig,
+        "lora": schema.LoraActorConfig,
+        "tiny_lora": schema.TinyLoraActorConfig,
+    },
     "critic": {
         "separate": schema.SeparateCriticConfig,
         "value_head": schema.ValueHeadCriticConfig,
+        "adapter": schema.AdapterCriticConfig,
         "none": schema.NoCriticConfig,
     },
     "reward": {
@@ -52,7 +58,11 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "gsm8k": schema.Gsm8kRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
-    "team": {"independent": schema.IndependentTeamConfig, "shared_policy": schema.SharedPolicyConfig},
+    "team": {
+        "independent": schema.IndependentTeamConfig,
+        "shared_policy": schema.SharedPolicyConfig,
+        "shared_base": schema.SharedBaseConfig,
+    },
 }
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {

@@ -1,14 +1,24 @@
-"""Whose weights an agent has: the one place that knows who shares them."""
+"""Whose weights an agent has, and on whose base: the one place that knows who shares them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, Config, SharedPolicyConfig
+from ippo_cli.config.schema import (
+    ALL_LINEAR,
+    AdapterCriticConfig,
+    AgentConfig,
+    Config,
+    LoraActorConfig,
+    LoraConfig,
+    OptimizerConfig,
+    SharedBaseConfig,
+    SharedPolicyConfig,
+)
 
 SHARED = "shared"  # the group of all agents where none is named
 RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
@@ -20,15 +30,42 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
     own where nobody else has its weights.
     """
-    team, agents = config.team, config.task.agents
-    groups: Mapping[str, Sequence[str]] = {}
-    if isinstance(team, SharedPolicyConfig):
-        groups = team.groups or {SHARED: list(agents)}
+    groups = _groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
+    return _grouped(config, groups)
+
+
+def bases(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents whose actors begin as one model, in the task's order, by the name that it goes by.
+
+    Under `team=shared_base` one model lies frozen in memory below the adapters of a group. Elsewhere whoever has
+    weights of its own has a base of its own, of the same name.
+    """
+    return _grouped(config, _groups(config))
+
+
+def base_of(config: Config) -> dict[str, str]:
+    """By the name that trained weights go by, that of the model they begin as."""
+    return {holder: base for base, names in bases(config).items() for holder in _holders_among(config, names)}
+
+
+def _holders_among(config: Config, names: Sequence[str]) -> list[str]:
+    holder_of = holders(config)
+    return list(dict.fromkeys(holder_of[name] for name in names))
+
+
+def _groups(config: Config) -> Mapping[str, Sequence[str]]:
+    team = config.team
+    if isinstance(team, SharedPolicyConfig | SharedBaseConfig):
+        return team.groups or {SHARED: list(config.task.agents)}
+    return {}
+
+
+def _grouped(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
-    for name in agents:
+    for name in config.task.agents:
         found.setdefault(group_of.get(name, name), []).append(name)
-    return {holder: tuple(names) for holder, names in found.items()}
+    return {group: tuple(names) for group, names in found.items()}
 
 
 def holders(config: Config) -> dict[str, str]:
@@ -49,7 +86,8 @@ def refuse_unusable_name(where: str, name: str) -> None:
 def check_team(config: Config) -> None:
     """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
     team, agents = config.team, config.task.agents
-    if not isinstance(team, SharedPolicyConfig):
+    _check_adapters(config)
+    if not isinstance(team, SharedPolicyConfig | SharedBaseConfig):
         return
     if not team.groups and SHARED in agents:
         raise ConfigError(
@@ -58,9 +96,62 @@ def check_team(config: Config) -> None:
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
     _check_groups(team.groups, list(agents))
+    if isinstance(team, SharedBaseConfig):
+        _check_bases(config)
+        return
     for group, names in members(config).items():
         for name in names[1:]:
-            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name])
+            for part in ("actor", "critic"):
+                _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], part, ())
+
+
+def _check_adapters(config: Config) -> None:
+    """Adapters need a frozen base below them, and engines that do not spread it."""
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.critic, AdapterCriticConfig) and not isinstance(agent.actor, LoraActorConfig):
+            raise ConfigError(
+                "critic=adapter",
+                f"needs a frozen base, and actor={agent.actor.kind.value} trains all of {name}'s model",
+                "use actor=lora or actor=tiny_lora, or critic=separate",
+            )
+        for part, settings in (("actor", agent.actor), ("critic", agent.critic)):
+            if isinstance(settings, LoraConfig):
+                _check_targets(part, settings.target_modules)
+                if config.deepspeed.stage == 3:
+                    raise ConfigError(
+                        "deepspeed.stage=3",
+                        f"spreads trained weights over ranks, and those of {part}={settings.kind.value} are adapters: "
+                        "their base lies whole on every rank",
+                        "use deepspeed=zero0, zero1 or zero2",
+                    )
+
+
+def _check_targets(part: str, targets: Any) -> None:
+    if targets != ALL_LINEAR and not (
+        isinstance(targets, list) and targets and all(isinstance(target, str) and target for target in targets)
+    ):
+        raise ConfigError(
+            f"{part}.target_modules={_shown(targets)}",
+            "is neither all-linear nor a list of names",
+            f"use {part}.target_modules=all-linear or {part}.target_modules=[q_proj,v_proj]",
+        )
+
+
+def _check_bases(config: Config) -> None:
+    """Agents on one base: all with adapters, and of one model."""
+    agents = config.task.agents
+    for group, names in bases(config).items():
+        for name in names:
+            actor = agents[name].actor
+            if not isinstance(actor, LoraActorConfig):
+                raise ConfigError(
+                    "team=shared_base",
+                    f"freezes the base of {group}, and actor={actor.kind.value} of {name} trains all of it",
+                    "use actor=lora or actor=tiny_lora, or team=shared_policy",
+                )
+        own = {leaf.name for kind in (LoraConfig, OptimizerConfig) for leaf in fields(kind)} | {"adapter"}
+        for name in names[1:]:
+            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], "actor", own)
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
@@ -80,18 +171,20 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
             group_of[name] = group
 
 
-def _refuse_unequal(group: str, first: str, its: AgentConfig, name: str, own: AgentConfig) -> None:
-    """Raise where two agents that are to have one actor and one critic ask for different ones."""
-    for part in ("actor", "critic"):
-        one, other = getattr(its, part), getattr(own, part)
-        for field in fields(one):
-            wanted, value = getattr(one, field.name), getattr(other, field.name)
-            if wanted != value:
-                raise ConfigError(
-                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {part}",
-                    f"set {part}.{field.name} for all of them, or use another group",
-                )
+def _refuse_unequal(
+    group: str, first: str, its: AgentConfig, name: str, own: AgentConfig, part: str, free: Collection[str]
+) -> None:
+    """Raise where two agents that are to have one actor, critic or base ask for different ones."""
+    one, other = getattr(its, part), getattr(own, part)
+    what = "base" if free else part
+    for field in fields(one):
+        wanted, value = getattr(one, field.name), getattr(other, field.name)
+        if field.name not in free and wanted != value:
+            raise ConfigError(
+                f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {what}",
+                f"set {part}.{field.name} for all of them, or use another group",
+            )
 
 
 def _shown(value: Any) -> str:

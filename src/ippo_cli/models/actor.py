@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
@@ -115,6 +116,33 @@ class Policy(nn.Module):
             final_values=final_values,
             full_kl=divergence,
         )
+
+    @property
+    def trained(self) -> nn.Module:
+        """What of it is trained, besides a value head."""
+        return self.lm
+
+    def reading(self) -> AbstractContextManager[None]:
+        """What every forward of its language model that is not its own happens in."""
+        return nullcontext()
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        """Write `actor/` as `from_pretrained` reads it, and `critic/` where it carries a value head; the folders.
+
+        `weights` are those of the whole module. `merged` is for models with an adapter: whether their base goes along.
+        """
+        actor = folder / "actor"
+        self.lm.save_pretrained(actor, state_dict=below("lm.", weights))
+        tokenizer.save_pretrained(actor)
+        return [actor, *self._save_head(folder, weights)]
+
+    def _save_head(self, folder: Path, weights: dict[str, Tensor]) -> list[Path]:
+        if self.value_head is None:
+            return []
+        self.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+        return [folder / "critic"]
 
     @torch.no_grad()
     def own_states(self, sequences: Sequences) -> Tensor:

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ippo_cli.config.schema.actor import ActorConfig, ActorKind, Alphabet, TinyActorConfig
+from ippo_cli.config.schema.actor import (
+    ActorConfig,
+    ActorKind,
+    Alphabet,
+    LoraActorConfig,
+    TinyActorConfig,
+    TinyLoraActorConfig,
+)
 from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
@@ -37,15 +44,19 @@ from ippo_cli.config.schema.algorithm import (
     WeightLevel,
 )
 from ippo_cli.config.schema.critic import (
+    AdapterCriticConfig,
+    AnyCriticConfig,
     CriticConfig,
     CriticKind,
     NoCriticConfig,
+    OwnCriticConfig,
     SeparateCriticConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
+from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
     EnvironmentRewardConfig,
@@ -62,6 +73,7 @@ from ippo_cli.config.schema.reward import (
 from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
+    CheckpointWeights,
     Config,
     Console,
     EvaluationConfig,
@@ -81,7 +93,13 @@ from ippo_cli.config.schema.task import (
     TaskConfig,
     TaskKind,
 )
-from ippo_cli.config.schema.team import IndependentTeamConfig, SharedPolicyConfig, TeamConfig, TeamKind
+from ippo_cli.config.schema.team import (
+    IndependentTeamConfig,
+    SharedBaseConfig,
+    SharedPolicyConfig,
+    TeamConfig,
+    TeamKind,
+)
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
     IllegalMove,
@@ -111,8 +129,11 @@ SCHEMAS: dict[str, type[Any]] = {
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,
+    "actor_lora": LoraActorConfig,
+    "actor_tiny_lora": TinyLoraActorConfig,
     "critic_separate": SeparateCriticConfig,
     "critic_value_head": ValueHeadCriticConfig,
+    "critic_adapter": AdapterCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
     "reward_environment": EnvironmentRewardConfig,
@@ -122,6 +143,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_gsm8k": Gsm8kRewardConfig,
     "team_independent": IndependentTeamConfig,
     "team_shared_policy": SharedPolicyConfig,
+    "team_shared_base": SharedBaseConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,
     "evaluation": EvaluationConfig,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
-from ippo_cli.config.schema.actor import TinyActorConfig
-from ippo_cli.config.schema.critic import SeparateCriticConfig
+from ippo_cli.config.schema.actor import TinyLoraActorConfig
+from ippo_cli.config.schema.critic import AnyCriticConfig
 
 T = TypeVar("T")
 
@@ -35,5 +35,7 @@ class PromptConfig:
 class AgentConfig(PromptConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
-    actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
-    critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`
+    actor: TinyLoraActorConfig = field(
+        default_factory=partial(unset, TinyLoraActorConfig)
+    )  # this agent's values of `actor`
+    critic: AnyCriticConfig = field(default_factory=partial(unset, AnyCriticConfig))  # and of `critic`
