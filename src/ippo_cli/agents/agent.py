@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
-from ippo_cli.models.actor import Policy, PolicyOutput
+from ippo_cli.models.actor import Policy, PolicyOutput, RowsApart
 from ippo_cli.types import Rollout
 
 
@@ -26,6 +26,11 @@ class GenerationPolicy(Protocol):
     @property
     def model_config(self) -> PretrainedConfig:
         """What the language model says of itself."""
+        ...
+
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        """The model that its rows may be decoded in together with those of other agents."""
         ...
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
@@ -44,6 +49,10 @@ class FrozenAgent:
     @property
     def model_config(self) -> PretrainedConfig:
         return self.policy.lm.config
+
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        return self.policy.rows_apart
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
@@ -66,6 +75,10 @@ class Agent:
     @property
     def model_config(self) -> PretrainedConfig:
         return self.policy.engine.module.lm.config
+
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        return self.policy.engine.module.rows_apart
 
     @property
     def has_values(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,15 @@ from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretraine
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
+
+
+class RowsApart(Protocol):
+    """A model whose rows may be read by several policies in one forward, each by its own."""
+
+    def reading_by_row(self, policies: Sequence[Policy]) -> AbstractContextManager[Callable[[Tensor], None]]:
+        """Forwards inside read rows as one of the policies each. What is given is to be told, before a forward, the
+        places of the policies of its rows, `[n]`; until then forwards read as outside."""
+        ...
 
 
 class PolicyOutput(NamedTuple):
@@ -54,6 +64,8 @@ class LogitHead(nn.Module):
 
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
+
+    rows_apart: RowsApart | None = None  # where forwards may read some rows as this policy and others as another
 
     def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -86,12 +86,16 @@ class FrozenBase:
             self._reading, self._by_row = before
 
     @contextmanager
-    def reading_by_row(self, adapters: Sequence[str]) -> Iterator[_ByRow]:
-        """Forwards inside read every row with an adapter of its own, see `_ByRow.select`."""
-        before = self._by_row
-        self._by_row = _ByRow(adapters)
+    def reading_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
+        """Forwards inside read every row with the adapter of one of the policies, see `RowsApart`."""
+        by_row, before = _ByRow([policy.adapter.name for policy in policies]), self._by_row  # type: ignore[attr-defined]
+
+        def select(rows: Tensor) -> None:
+            by_row.select(rows)
+            self._by_row = by_row
+
         try:
-            yield self._by_row
+            yield select
         finally:
             self._by_row = before
 
@@ -264,6 +268,8 @@ class AdapterPolicy(Policy):
         self.base: FrozenBase
         self.adapter = adapter
         self.packs = base.packs
+        if adapter is not None and base.by_row:
+            self.rows_apart = base
 
     def forward(self, *args: Any, **options: Any) -> PolicyOutput:
         with self.reading():

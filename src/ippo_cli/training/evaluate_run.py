@@ -6,17 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
-from ippo_cli.config.schema import Config
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.schema import Config, LoraActorConfig
+from ippo_cli.config.teams import base_of, holders, members
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit
@@ -38,9 +38,6 @@ from ippo_cli.training.evaluate import evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
 
-Record = dict[str, Any]
-"""What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -57,13 +54,22 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
     configuration another one for this evaluation. Returns the file.
     """
-    return _evaluate(config, find_weights(folder, checkpoint, holders(config)), folder, overrides)
+    base = base_of(config)
+    adapters = {
+        name: (base[holder], actor.adapter)
+        for name, holder in holders(config).items()
+        if isinstance(actor := config.task.agents[name].actor, LoraActorConfig)
+    }
+    return _evaluate(config, find_weights(folder, checkpoint, holders(config), adapters), folder, overrides)
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {name: description(str(actor.model), actor.revision) for name, actor in actors.items()}
+    for agent, actor in actors.items():
+        if isinstance(actor, LoraActorConfig):
+            models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
     name = Path(next(iter(models.values()))["model"]).name
     task = {"task": config.task.kind.value, "seed": config.seed}
     subject = Subject(name=name, models=models, told=task)
@@ -80,11 +86,11 @@ def _evaluate(
         environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
         held.callback(environments.close)
         policies: dict[str, FrozenAgent] = {}
-        for names in members(config).values():
-            record, dtype = subject.models[names[0]], config.task.agents[names[0]].actor.dtype
-            policy = Policy(load_causal_lm(record["model"], record["commit"], dtype)).to(device).eval()
-            tokenizer = load_tokenizer(record["model"], record["commit"])
-            policies |= {name: FrozenAgent(name=name, tokenizer=tokenizer, policy=policy) for name in names}
+        loaded: dict[Any, Any] = {}  # bases of adapters
+        for holder, names in members(config).items():
+            record, actor = subject.models[names[0]], config.task.agents[names[0]].actor
+            one = frozen_agent(names[0], record, actor, device, loaded, base_of(config)[holder])
+            policies |= {name: replace(one, name=name) for name in names}
         policies = {name: policies[name] for name in config.task.agents}
         held_out = load_held_out(config.task, config.seed)
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
@@ -153,14 +159,26 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
     return f"{weights}-seed{seed}{digest}.json"
 
 
-def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
+def find_weights(
+    folder: Path,
+    checkpoint: str,
+    holder_of: Mapping[str, str],
+    adapters: Mapping[str, tuple[str, str | None]] | None = None,
+) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by.
+    `holder_of`: by agent, the name that its weights go by. `adapters`: of agents that are an adapter, the name of the
+    base, and the adapter that it began as.
     """
+    adapters = adapters or {}
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
-        models = {name: _initial_model(folder, holder) for name, holder in holder_of.items()}
+        models = {}
+        for name, holder in holder_of.items():
+            base, began = adapters.get(name, (holder, None))
+            models[name] = _initial_model(folder, base)
+            if name in adapters:
+                models[name]["adapter"] = None if began is None else description(began, None)
         return Subject(name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0})
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
@@ -174,6 +192,8 @@ def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) ->
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
         models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
+        if name in adapters and "config.json" not in digests:  # the adapter alone, without its base
+            models[name] = _initial_model(folder, adapters[name][0]) | {"adapter": models[name]}
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
 

@@ -10,8 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size
-from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.schema import (
+    CheckpointWeights,
+    Config,
+    Dtype,
+    History,
+    LoraActorConfig,
+    OwnCriticConfig,
+    SeparateCriticConfig,
+    Zero3Gather,
+)
+from ippo_cli.config.teams import bases, holders, members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -49,7 +58,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, whole on every rank."""
+    """One reference, or base of adapters, whole on every rank."""
 
     name: str
     shape: ModelShape
@@ -65,7 +74,7 @@ class Memory:
     """One rank's memory."""
 
     trained: tuple[Trained, ...]
-    references: tuple[Frozen, ...]
+    frozen: tuple[Frozen, ...]
     cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
     parked: float  # keys and values of earlier turns, of all agents; 0 where nothing goes on from them
     rollout_gathered: float  # stage 3: weights beside the spread ones while decoding
@@ -73,7 +82,7 @@ class Memory:
     @property
     def standing(self) -> float:
         """On the device from the first update on."""
-        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.references)
+        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.frozen)
 
     @property
     def certain(self) -> float:
@@ -90,7 +99,7 @@ class Memory:
         """On the device at the greatest moment of each phase."""
         # Moments come with the first step; a model is whole before it is spread.
         load = sum(model.memory.standing - model.memory.moments for model in self.trained)
-        load += max(m.width * m.shape.parameters for m in self.trained) + sum(m.weights for m in self.references)
+        load += max(m.width * m.shape.trained_parameters for m in self.trained) + sum(m.weights for m in self.frozen)
         return {
             "load": load,
             "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
@@ -111,7 +120,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
     trained = tuple(_trained(config, shapes, ranks, rows))
     return Memory(
         trained=trained,
-        references=tuple(_references(config, shapes)),
+        frozen=tuple(_frozen(config, shapes)),
         cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
         parked=sum(_parked(config, name, agent, rows) for name, agent in shapes.items()) if parks else 0.0,
         rollout_gathered=max(_gathered_to_decode(config, model) for model in trained if model.decodes),
@@ -123,7 +132,10 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     total = 0.0
     for model in _trained(config, shapes, ranks, rows=1):
         master = 0 if _stage(config, model.width, ranks) == 0 else 4
-        total += model.shape.parameters * (2 * model.width + master + 8)
+        optimizer = model.width + master + 8 if config.checkpoint.optimizer else 0
+        total += model.shape.trained_parameters * (model.width + optimizer)
+        if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
+            total += model.width * model.shape.parameters
     return total
 
 
@@ -152,18 +164,19 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             decodes=True,
         )
         if agent.critic is not None:
-            assert isinstance(critic, SeparateCriticConfig)
+            assert isinstance(critic, OwnCriticConfig)
+            as_actor = not isinstance(critic, SeparateCriticConfig)  # an adapter on the actor's base
             yield _engine(
                 config,
                 f"{holder} critic",
                 agent.critic,
-                critic.dtype,
+                actor.dtype if as_actor else critic.dtype,
                 ranks,
                 longest,
                 rows,
                 critic_mini_batch_size(config, critic),
                 agents=len(names),
-                checkpointed=critic.gradient_checkpointing,
+                checkpointed=actor.gradient_checkpointing if as_actor else critic.gradient_checkpointing,
                 decodes=False,
             )
 
@@ -184,11 +197,11 @@ def _engine(
 ) -> Trained:
     deepspeed, width = config.deepspeed, _width(dtype)
     memory = engine_memory(
-        shape.parameters,
+        shape.trained_parameters,
         stage=_stage(config, width, ranks),
         width=width,
         ranks=ranks,
-        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.parameters),
+        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
         persistent=shape.smaller_than(deepspeed.persistence_threshold),
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
@@ -255,17 +268,21 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
     return max(whole - actor.memory.weights, 0.0)
 
 
-def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
-    if not needs_reference(config):
-        return
+def _frozen(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
+    """Bases, which are their agents' references as well, and the references of those who have none."""
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
-    for name, agent in shapes.items():
-        settings = config.task.agents[name]
-        key = (agent.weights, settings.actor.dtype)
-        if key not in known:
-            known.add(key)
-            yield Frozen(name=f"{holder_of[name]} reference", shape=agent.actor, width=_width(settings.actor.dtype))
+    for base, names in bases(config).items():
+        for name in names:
+            actor, shape = config.task.agents[name].actor, shapes[name].actor
+            if isinstance(actor, LoraActorConfig):
+                if name == names[0]:
+                    yield Frozen(name=f"{base} base", shape=shape, width=_width(actor.dtype))
+                continue
+            key = (shapes[name].weights, actor.dtype)
+            if needs_reference(config) and key not in known:
+                known.add(key)
+                yield Frozen(name=f"{holder_of[name]} reference", shape=shape, width=_width(actor.dtype))
 
 
 def _update(model: Trained) -> float:

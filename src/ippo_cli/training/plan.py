@@ -15,6 +15,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, ConversationConfig, CriticKind, WorldConfig
 from ippo_cli.config.teams import members
 from ippo_cli.config.text import LINE_WIDTH, listed
+from ippo_cli.models.shape import ModelShape
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
@@ -101,10 +102,10 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     for model in memory.trained:
         held = model.memory
         sizes[model.name] = (
-            model.shape.parameters,
+            model.shape.trained_parameters,
             [held.weights, held.gradients, held.optimizer, held.buckets, held.host],
         )
-    for frozen in memory.references:
+    for frozen in memory.frozen:
         sizes[frozen.name] = frozen.shape.parameters, [frozen.weights, 0, 0, 0, 0]
     unit, size = _unit(max(part for _, parts in sizes.values() for part in parts))
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
@@ -252,9 +253,15 @@ def _flops(config: Config, material: Material, agent: str) -> float:
     tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
     generated = 2.0 * shapes.actor.parameters * tokens
-    trained = (shapes.actor.parameters + critic) * 6.0 * tokens * config.algorithm.ppo_epochs
+    trained = sum(_training_flops(shape) for shape in (shapes.actor, shapes.critic) if shape is not None)
+    trained *= tokens * config.algorithm.ppo_epochs
     valuing = 0 if config.critic.kind is CriticKind.none else critic or shapes.actor.parameters
     return generated + 2.0 * valuing * tokens + trained
+
+
+def _training_flops(shape: ModelShape) -> float:
+    """Per token: a frozen base has no gradients of its own weights."""
+    return 6.0 * shape.parameters if shape.adapter is None else 4.0 * shape.parameters + 6.0 * shape.trained_parameters
 
 
 def _flops_per_second() -> float:
