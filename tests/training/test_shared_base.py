@@ -121,7 +121,7 @@ def test_the_reference_of_every_agent_is_what_it_began_as(tmp_path: Path, team: 
     first, last = rows(folder)[1:]
     for agent in ("low", "high"):
         assert abs(first[f"{agent}/kl/reference"]) < 1e-6
-        assert last[f"{agent}/kl/reference"] > 1e-4
+        assert abs(last[f"{agent}/kl/reference"]) > 1e-5
     holders = {"shared_policy": ["shared"]}.get(team, ["low", "high"])
     assert {file.stem for file in (folder / "initial").glob("*.json")} == (
         {"low", "high"} if team == "independent" else {"shared"}
@@ -226,7 +226,7 @@ def test_whole_models_are_resumed_without_optimizers_from_the_weights_that_were_
     files = [checkpoint_of(folder) / "low" / role / "model.safetensors" for role in ("actor", "critic")]
     assert checkpoint_of(folder).name == "step_00000002"
     assert all(equal(load_file(file), then) for file, then in zip(files, stopped, strict=True))
-    assert abs(rows(folder)[-2]["low/kl/reference"]) > 1e-7  # the reference is the initial model, not what was resumed
+    assert abs(rows(folder)[-1]["low/kl/reference"]) > 1e-5  # the reference is the initial model, not what was resumed
 
 
 @pytest.mark.slow
