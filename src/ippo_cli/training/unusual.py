@@ -157,7 +157,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     mean = fmean(explained(names[0]))
-    separate = config.critic.kind is CriticKind.separate
+    separate = config.critic.kind in (CriticKind.separate, CriticKind.adapter)
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
         if separate
