@@ -180,13 +180,14 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the reward thought of one agent's rows, after mixing team and own numbers and the processor chain."""
+    """What the reward thought of one agent's rows."""
 
-    score: Tensor  # [B, K] float32, by turn
-    raw: Tensor  # [B, K] float32: before the processor chain; the same tensor where there is none
+    score: Tensor  # [B, K] float32, by turn: what is learnt from, less a baseline of credit and processed
+    raw: Tensor  # [B, K] float32: team and own numbers mixed; the same tensor where that is what is learnt from
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
     valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
     failed: Tensor  # [B] bool: where the reward, or the episode, failed
+    credit: dict[str, Tensor] = field(default_factory=dict)  # [B, K], by how it is measured; NaN where it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,3 +249,11 @@ def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], s
 
 def test_flags_that_are_taken_are_let_through() -> None:
     refuse_unknown(["-m", "--cfg", "job", "--resolve", "--cfg=job", "--config-dir", "x", "--local_rank=0", "seed=--1"])
+
+
+def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:
+    chosen = arguments(["task.agents.low.critic=value_head", "task.agents.high.actor=full", "critic=separate"])
+    assert chosen == ["task.agents.low.critic.kind=value_head", "task.agents.high.actor.kind=full", "critic=separate"]
+    assert arguments(["task.agents.low.actor.model=x"]) == ["task.agents.low.actor.model=x"]
+    low, high = typed_config(resolve(compose_node(chosen))).task.agents.values()
+    assert (low.critic.kind.value, high.actor.kind.value) == ("value_head", "full")

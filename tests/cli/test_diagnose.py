@@ -49,6 +49,11 @@ def blamed(overrides: Sequence[str]) -> str:
         ),
         (["task.agents.hihg.template=x"], "task.agents.hihg.template=x names no agent (closest: high)"),
         (["task.agents.low=null"], "task.agents.low=null does not remove the agent; use ~task.agents.low"),
+        (
+            ["task.agents={one:{},two:{}}"],
+            "task.agents={one:{},two:{}} names agents at once, and they are added and removed one by one; use "
+            "+task.agents.NAME.template=TEXT to add one, and ~task.agents.low ~task.agents.high to remove",
+        ),
         (["seed=1,2"], "seed=1,2 has several values; add -m to sweep over them"),
         (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
         (

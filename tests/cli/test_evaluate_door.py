@@ -143,3 +143,65 @@ def test_a_run_whose_own_overrides_give_something_else_today_is_refused(ippo_eva
     code, said = ippo_eval(f"run={run}", "rollout.temperature=0.7")  # what is typed is meant
     assert "rollout.temperature: " not in said
     assert "checkpoint" in said
+
+
+def a_run(folder: Path, *overrides: str) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(resolve(compose_node(list(overrides)))))
+    (folder / "overrides.json").write_text(json.dumps(list(overrides)))
+    return folder
+
+
+def test_cross_play_is_asked_for_and_takes_lists(ippo_eval: Call, run: Path) -> None:
+    for arguments, said_first in (
+        (("checkpoints=all",), "ippo: checkpoints=all is a list for crossplay=true; add that, or use checkpoint="),
+        (("crossplay=yes",), "ippo: crossplay=yes is neither true nor false"),
+        (("crossplay=true", "checkpoint=best"), "ippo: checkpoint=best names one checkpoint, and crossplay=true takes"),
+        (("crossplay=true", "checkpoints=[]"), "ippo: checkpoints=[] names nothing"),
+        (("crossplay=true", "checkpoints=all,best"), "ippo: checkpoints=all,best names all, and others beside"),
+        (("crossplay=true", "checkpoints=3"), "ippo: checkpoints=3 cannot be used"),
+        (
+            ("crossplay=true", "checkpoints=all", "rollout.buffer_size=8"),
+            "ippo: rollout.buffer_size=8 can have no effect",
+        ),
+    ):
+        code, said = ippo_eval(f"run={run}", *arguments)
+        assert (code, said[: len(said_first)]) == (2, said_first)
+    assert ippo_eval("model=x", "crossplay=true")[1].startswith("ippo: model=x is no run, and crossplay=true is")
+    code, said = ippo_eval(f"run=[{run},{run}/other]")
+    assert (code, "names several runs; add crossplay=true, or give one" in said) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("task=relay",), "has the agents first second, and {first} has low high"),
+        (("task.length=4",), "has task.length=4, and {first} has 5"),
+        (("task.agents.low.template=x",), "has task.agents.low.template=x, and {first} has {{letters}}<"),
+        (("rollout.temperature=0.5",), "has rollout.temperature=0.5, and {first} has 1.0"),
+        (("task.agents.high.rollout.top_k=3",), "has task.agents.high.rollout.top_k=3, and {first} has 0"),
+        (("reward.match=exact",), "has reward.match=exact, and {first} has"),
+    ],
+)
+def test_runs_that_ask_or_score_otherwise_do_not_play_together(
+    overrides: tuple[str, ...], words: str, ippo_eval: Call, tmp_path: Path
+) -> None:
+    first, other = a_run(tmp_path / "first"), a_run(tmp_path / "other", *overrides)
+    code, said = ippo_eval(f"run=[{first},{other}]", "crossplay=true")
+    assert code == 2
+    assert said.startswith(f"ippo: run={other} ")
+    assert words.format(first=first) in said
+
+
+def test_runs_that_learn_otherwise_play_together(ippo_eval: Call, tmp_path: Path) -> None:
+    first = a_run(tmp_path / "first")
+    other = a_run(tmp_path / "other", "seed=1", "actor.hidden_size=32", "algorithm=ppo", "critic=value_head")
+    code, said = ippo_eval(f"run=[{first},{other}]", "crossplay=true")
+    assert (code, said.startswith("ippo: checkpoints=latest cannot be used")) == (2, True), "they have none yet"
+
+
+def test_a_model_that_only_a_run_makes_is_not_evaluated_as_one_that_is_there(ippo_eval: Call, tmp_path: Path) -> None:
+    made = ("task=sorting", "task.agents.low.actor.kind=tiny")
+    code, said = ippo_eval(f"model={tmp_path}", *made)
+    assert code == 2
+    assert said.startswith("ippo: task.agents.low.actor.kind=tiny is a model that a run makes")

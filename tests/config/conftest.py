@@ -41,9 +41,10 @@ def composed(choices: tuple[str, ...]) -> dict[str, Any]:
 
 
 def set_leaf(plain: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; one of `actor` or `critic` reaches every agent, as it does when resolved."""
+    """Set a dotted key; one that agents may have of their own reaches every agent, as it does when resolved."""
     group, _, leaf = key.partition(".")
-    targets = [f"task.agents.{name}.{group}.{leaf}" for name in plain["task"]["agents"]] if group in PER_AGENT else []
+    having = [name for name, agent in plain["task"]["agents"].items() if group in PER_AGENT and leaf in agent[group]]
+    targets = [f"task.agents.{name}.{group}.{leaf}" for name in having]
     for target in (key, *targets):
         *path, last = target.split(".")
         node = plain

@@ -27,6 +27,7 @@ Line = tuple[Path, int]
 UNBOUNDED = {
     "team_weight",
     "agent_weight",
+    "turn_weight",
     "scale",
     "shift",
     "clip_low",
@@ -141,6 +142,61 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "task.agents.high.actor.learning_rate=0.5 differs from low's 0.00035, and both are in group shared",
     ),
     (
+        (SHARED, "task.agents.high.critic.kind=value_head"),
+        {},
+        1,
+        "task.agents.high.critic.kind=value_head differs from low's separate, and both are in group shared",
+    ),
+    (
+        (SHARED,),
+        {"task.agents.high.rollout.temperature": 0.5},
+        1,
+        "task.agents.high.rollout.temperature=0.5 differs from low's 1.0, and both are in group shared, which has one",
+    ),
+    (
+        (SHARED,),
+        {"task.agents.high.algorithm.ppo_epochs": 2},
+        1,
+        "task.agents.high.algorithm.ppo_epochs=2 differs from low's 1, and both are in group shared",
+    ),
+    ((), {"task.agents.high.rollout.top_p": 0.0}, 1, "task.agents.high.rollout.top_p=0.0 is out of range"),
+    (
+        (),
+        {"task.agents.high.rollout.min_new_tokens": 9},
+        1,
+        "task.agents.high.rollout.min_new_tokens=9 is more than task.agents.high.rollout.max_new_tokens=8",
+    ),
+    (
+        (),
+        {"task.agents.high.rollout.stop_strings": ["x", ""]},
+        1,
+        "task.agents.high.rollout.stop_strings has an empty string",
+    ),
+    (
+        (),
+        {"task.agents.high.algorithm.mini_batch_size": 7},
+        1,
+        "task.agents.high.algorithm.mini_batch_size=7 does not divide rollout.buffer_size=512",
+    ),
+    (
+        (),
+        {"task.agents.high.algorithm.ppo_epochs": 2},
+        1,
+        "task.agents.high.algorithm.mini_batch_size=null task.agents.high.algorithm.ppo_epochs=2 make 2",
+    ),
+    (
+        ("task.agents.high.critic.kind=none",),
+        {},
+        1,
+        "task.agents.high.critic=none leaves algorithm.advantage=gae without values",
+    ),
+    (
+        ("task.agents.high.actor.kind=full",),
+        {},
+        1,
+        "task.agents.high.actor.model=null names no weights for agent high",
+    ),
+    (
         (SHARED,),
         {"team.groups": {"pair": ["high", "low"]}, "task.agents.low.critic.ppo_epochs": 3},
         1,
@@ -204,6 +260,43 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "reward.reward_batch_rows=8 asks about parts",
     ),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
+    (("task=gymnasium", "reward=environment"), {"reward.turn_weight": 0.0}, 1, "reward.turn_weight=0 leaves no reward"),
+    (
+        (),
+        {"reward.credit_assignment": "difference", "reward.measure_credit_every": 5},
+        1,
+        "reward.measure_credit_every=5 would do nothing: reward.credit_assignment=difference measures it",
+    ),
+    (
+        (FUNCTION,),
+        {"reward.function": "a.py:f", "reward.whole_batch": True, "reward.measure_credit_every": 5},
+        1,
+        "reward.whole_batch=true compares the rows of a batch, and reward.measure_credit_every asks",
+    ),
+    (
+        ("algorithm=remax",),
+        {"reward.credit_assignment": "leave_out"},
+        1,
+        "reward.credit_assignment=leave_out subtracts a baseline",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "leave_out", "task.num_turns": 2},
+        1,
+        "reward.credit_assignment=leave_out puts another answer into an episode and keeps everything else, and with",
+    ),
+    (
+        ("task=pettingzoo", "reward=environment"),
+        {"reward.credit_assignment": "counterfactual", "task.env_id": "classic/rps_v2"},
+        1,
+        "reward.credit_assignment=counterfactual puts another answer into an episode and keeps everything else, and ta",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "counterfactual"},
+        1,
+        "rollout.num_generations=1 leaves reward.credit_assignment=counterfactual no other answer",
+    ),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
     (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]
@@ -469,7 +562,7 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
     assert sizes.num_iterations == 7
     assert sizes.prompts_per_iteration == 16
     assert sizes.samples_per_rank == (21, 22)
-    assert sizes.actor_steps == 12  # 64 / 16 mini-batches, 3 times
+    assert sizes.actor_steps == {"low": 12, "high": 12}  # 64 / 16 mini-batches, 3 times
     assert sizes.critic_steps == {"low": 12, "high": 2}
 
 
@@ -581,7 +674,7 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
     config: Make,
 ) -> None:
     sizes = arithmetic(config(), 2, 1)
-    assert (sizes.actor_steps, sizes.critic_steps) == (1, {"low": 8, "high": 8})
+    assert (sizes.actor_steps, sizes.critic_steps) == ({"low": 1, "high": 1}, {"low": 8, "high": 8})
     for size, steps in ((5, 5), (12, 6), (513, 8)):  # mini-batches of an eighth, rounded up: at most eight steps
         sizes = arithmetic(config(**{"rollout.buffer_size": size}), 2, 1)
         assert sizes.critic_steps == {"low": steps, "high": steps}
@@ -589,4 +682,4 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
 
 def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
     sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
-    assert sizes.critic_steps == {"low": sizes.actor_steps, "high": sizes.actor_steps}
+    assert sizes.critic_steps == sizes.actor_steps

@@ -20,6 +20,7 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import (
     KINDS,
+    PER_AGENT,
     PLAIN,
     compose_node,
     config_dir,
@@ -124,7 +125,7 @@ def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml()
             )
             assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
             free = field.default_factory is dataclasses.MISSING
-            assert free or (cls is schema.AgentConfig and field.name in ("actor", "critic"))
+            assert free or (cls is schema.AgentConfig and field.name in PER_AGENT)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,10 @@ def test_one_agents_value_may_be_null() -> None:
             ["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
             "task.agents.high.actor.hidden_size=64",
         ),
-        (["task.agents.low.actor.kind=full"], "task.agents.low.actor.kind=full"),
+        (
+            ["task.agents.low.actor.kind=full", "task.agents.low.actor.hidden_size=8"],
+            "task.agents.low.actor.hidden_size=8",
+        ),
     ],
 )
 def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
@@ -244,6 +248,65 @@ def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[st
         load_config(overrides)
     assert split(raised.value)[0] == setting
     assert split(raised.value)[2]
+
+
+def test_one_agents_sampling_and_steps_stand_over_the_runs() -> None:
+    typed_now = [
+        "rollout.temperature=0.7",
+        "task.agents.low.rollout.temperature=0.5",
+        "task.agents.low.rollout.top_k=4",
+    ]
+    made = load_config(
+        [*typed_now, "algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"]
+    )
+    low, high = made.task.agents.values()
+    assert (low.rollout.temperature, low.rollout.top_k, low.rollout.max_new_tokens) == (0.5, 4, 8)
+    assert (high.rollout.temperature, high.rollout.top_k, high.rollout.max_new_tokens) == (0.7, 0, 8)
+    assert (low.algorithm.ppo_epochs, high.algorithm.ppo_epochs) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9"],
+    ids=["rollout", "algorithm"],
+)
+def test_what_is_one_for_all_agents_is_no_key_of_one(key: str) -> None:
+    with pytest.raises(HydraException):
+        load_config([key])
+
+
+def test_an_agent_of_another_kind_starts_from_that_kinds_option() -> None:
+    made = load_config(
+        [
+            "actor.hidden_size=32",
+            "actor.learning_rate=0.5",
+            "critic.learning_rate=0.25",
+            "critic.weight_decay=0.125",
+            "task.agents.low.actor.kind=full",
+            "task.agents.low.actor.model=x",
+            "task.agents.low.actor.adam_beta1=0.5",
+            "task.agents.high.critic.kind=value_head",
+        ]
+    )
+    full = load_config(["actor=full", "actor.model=x", "actor.adam_beta1=0.5"])
+    low, high = made.task.agents.values()
+    assert low.actor == full.actor
+    assert low.critic == full.critic, "its number format and rate included"
+    assert (high.actor.learning_rate, high.actor.hidden_size) == (0.5, 32)
+    assert high.critic == load_config(["critic=value_head"]).critic
+
+
+def test_a_model_made_beside_a_pretrained_one_starts_as_it_does_in_that_world() -> None:
+    world = ["task=gymnasium", "task.env_id=FrozenLake-v1", "reward=environment"]
+    alone = load_config([*world, "actor=tiny"])
+    beside = load_config([*world, "actor=full", "actor.model=x", "task.agents.player.actor.kind=tiny"])
+    assert beside.task.agents["player"].actor == alone.actor
+    assert alone.actor.alphabet is schema.Alphabet.printable  # type: ignore[attr-defined]
+
+
+def test_a_critic_has_the_number_format_of_its_own_agents_actor() -> None:
+    agents = load_config(["actor.dtype=bf16", "task.agents.low.actor.dtype=fp32"]).task.agents
+    assert [agent.critic.dtype.value for agent in agents.values()] == ["fp32", "bf16"]
 
 
 def test_an_agent_needs_a_template_alone() -> None:

@@ -22,6 +22,7 @@ READ_BY_CHECKS = {
     "RunConfig.resume",
     "RunConfig.num_epochs",
     "SeparateCriticConfig.mini_batch_size",
+    "StepsConfig.mini_batch_size",
 }
 
 

@@ -62,9 +62,22 @@ def test_one_policy_that_cannot_know_who_is_asked_is_spoken_of(config: Callable[
     assert told(config((), **same), rows=1024) == {}
 
 
+def test_characters_that_one_agent_may_write_and_another_cannot_read_are_spoken_of(
+    config: Callable[..., Config],
+) -> None:
+    mixed = ("task=relay", "task.agents.first.actor.kind=full", "task.agents.first.actor.model=x")
+    rate = ("task.agents.first.actor.learning_rate=1e-6", "task.agents.first.critic.learning_rate=1e-5")
+    assert told(config((*mixed, *rate)), rows=1024) == {
+        "unknown_characters": "second reads characters of known answers alone (actor.alphabet=auto), and all else that "
+        "first may write as <unk>; use task.agents.second.actor.alphabet=printable"
+    }
+    assert told(config((*mixed, *rate, "task.agents.second.actor.alphabet=printable")), rows=1024) == {}
+    assert told(config((*mixed, *rate, "task.protocol=parallel", "task.agents.second.template=x")), rows=1024) == {}
+
+
 def test_every_rule_is_seen_to_speak() -> None:
     mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
-    assert {case[0] for case in mark.args[1]} | {"equal_prompts"} == set(RULES)
+    assert {case[0] for case in mark.args[1]} | {"equal_prompts", "unknown_characters"} == set(RULES)
 
 
 def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:

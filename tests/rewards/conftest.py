@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ippo_cli.config.schema import FunctionRewardConfig, RewardKind
+from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, RewardKind
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,9 @@ def settings() -> Callable[..., FunctionRewardConfig]:
         kind=RewardKind.function,
         team_weight=1.0,
         agent_weight=0.0,
+        turn_weight=1.0,
+        credit_assignment=CreditAssignment.none,
+        measure_credit_every=0,
         processor=[],
         scale=1.0,
         shift=0.0,

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from spoken import episode, spoken_once
 
 from ippo_cli.config.errors import RewardError
-from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardKind
+from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, Processor, RewardKind
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.counterfactual import answers_to_prompts, recombined_baseline
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import attempt, failed_rows, mixed, processed, score, stop_beyond_budget
+from ippo_cli.rewards.score import attempt, failed_rows, mixed, mixed_scores, processed, score, stop_beyond_budget
 from ippo_cli.types import Episode
 
+AGENTS = ["low", "high"]
 RANK = int(os.environ["RANK"])
 
 
 def settings(**changes: Any) -> FunctionRewardConfig:
     values = {"team_weight": 1.0, "agent_weight": 0.0, "processor": [Processor.zscore], "scale": 1.0, "shift": 0.0}
     values |= {
+        "turn_weight": 1.0,
+        "credit_assignment": CreditAssignment.none,
+        "measure_credit_every": 0,
         "clip_low": -1.0,
         "clip_high": 1.0,
         "norm_eps": 1e-3,
@@ -90,7 +96,24 @@ def main() -> dict[str, Any]:
     low = by_turn.scores["low"]
     found["by turn"], found["by turn valid"] = low.score.tolist(), low.valid.tolist()
     found["by turn failed"], found["by turn told"] = low.failed.tolist(), by_turn.failure
+    found["counterfactual"] = divided_prompts()
     return found
+
+
+def divided_prompts() -> list[float]:
+    """Credit of `low` for this rank's part of two prompts with three responses each: four here or two."""
+    said = [("a", "x"), ("b", "y"), ("c", "x"), ("a", "y"), ("c", "x"), ("c", "y")]
+    rows = {0: range(4), 1: range(4, 6)}[RANK]
+    episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
+    answers = answers_to_prompts(episodes, 3)
+    baseline = recombined_baseline(worth, episodes, answers, 3, "low", AGENTS, settings())
+    return (mixed_scores(worth, episodes, AGENTS, ["low"], settings()).numbers["low"] - baseline.numbers)[:, 0].tolist()
+
+
+def worth(episodes: Sequence[Episode]) -> Reward:
+    """1 for `a` beside `x`, 6 for `b` beside `y`, 0 for all else."""
+    said = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
+    return Reward(team=[{"ax": 1.0, "by": 6.0}.get(text, 0.0) for text in said])
 
 
 if __name__ == "__main__":

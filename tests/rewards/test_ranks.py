@@ -60,3 +60,10 @@ def test_rows_of_uneven_turns_are_measured_by_the_totals_of_all_ranks(found: lis
     assert {rank["by turn told"] for rank in found} == {
         "1 of 6 rows have no reward and are not trained on; ValueError: the world broke"
     }
+
+
+def test_credit_is_against_answers_to_the_same_prompt_on_whatever_rank(found: list[dict[str, Any]]) -> None:
+    # The first prompt's answers are a b c beside x y x: against (b, c), (a, c) and (a, b) beside the same.
+    # The second one's are a c c beside y x y, the last two on the other rank: `a` would have been worth 1 beside x.
+    expected = [1.0, 6.0, -0.5, 0.0, -0.5, 0.0]
+    assert [*found[0]["counterfactual"], *found[1]["counterfactual"]] == pytest.approx(expected)

@@ -13,6 +13,7 @@ import torch
 from spoken import episode
 from torch import Tensor
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
@@ -59,6 +60,25 @@ def test_numbers_by_turn_and_by_step_fall_where_they_say(settings: Make) -> None
     both = scored(reward, THREE, settings(team_weight=0.5, agent_weight=2.0)).scores
     for name in AGENTS:
         assert torch.equal(both[name].score, 0.5 * team[name].score + own[name].score)
+
+
+def test_what_is_given_by_turn_has_a_weight_beside_what_is_given_for_the_episode(settings: Make) -> None:
+    whole = Reward(team=[100, 200, 300], agent={"low": [1000, 0, 0], "high": [0, 0, 2000]})
+    by_turn = {"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]}
+    single = Reward(team_by_step=[[1, 2, 3], [4], [5, 6]], agent_by_turn=by_turn)
+    both = Reward(team=whole.team, agent=whole.agent, team_by_step=single.team_by_step, agent_by_turn=by_turn)
+    weights = {"team_weight": 0.5, "agent_weight": 2.0}
+    expected = {
+        name: scored(whole, THREE, settings(**weights)).scores[name].score
+        + 0.25 * scored(single, THREE, settings(**weights)).scores[name].score
+        for name in AGENTS
+    }
+    found = scored(both, THREE, settings(**weights, turn_weight=0.25)).scores
+    assert all(torch.equal(found[name].score, expected[name]) for name in AGENTS)
+    ended = scored(both, THREE, settings(**weights, turn_weight=0.0)).scores
+    assert ended["low"].score.tolist() == [[0, 2050], [100, 0], [150, 0]]
+    with pytest.raises(ConfigError, match=r"reward\.turn_weight=0\.0 counts nothing of this reward"):
+        scored(single, THREE, settings(**weights, turn_weight=0.0))
 
 
 def test_an_agent_without_a_turn_has_no_valid_row_and_none_that_failed(settings: Make) -> None:

@@ -75,7 +75,9 @@ class Players:
         **rollout: Any,
     ) -> list[Episode]:
         """Episodes about the rows of these numbers."""
-        generator = HfGenerator(self.policies, replace(ROLLOUT, **rollout), continues=continues)
+        settings = replace(ROLLOUT, **rollout)
+        sampling = dict.fromkeys(self.policies, settings)
+        generator = HfGenerator(self.policies, settings, sampling, continues=continues)
         batch = Batch(examples=[{"row": row} for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
         pool = make if isinstance(make, EnvironmentPool) else EnvironmentPool(make, workers=workers)
         return collect(pool, self.formats, batch, generator, draws, poll=poll, on_episodes=on_episodes)

@@ -24,7 +24,7 @@ def test_a_prompt_that_fills_the_context_is_a_failure_and_no_empty_response(aske
 
     def played(context_limit: int) -> list[Episode]:
         config.rollout.context_limit = context_limit
-        generator = HfGenerator({"solo": policy}, config.rollout)
+        generator = HfGenerator({"solo": policy}, config.rollout, {"solo": config.rollout})
         formats = {"solo": PromptFormat("solo", asked.tokenizer, max_prompt_tokens=64)}
         environments = EnvironmentPool(task_environments(config.task))
         return collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))

@@ -189,7 +189,9 @@ def trained_logprobs(policy: Policy, rollout: Rollout, temperature: float) -> to
 
 def played(case: Case, **changes: Any) -> Any:
     settings = {"continues": case.continues, "rollout": case.rollout, "batch": case.batch, **changes}
-    generator = HfGenerator(case.policies, settings["rollout"], continues=settings["continues"])
+    rollout = settings["rollout"]
+    sampling = dict.fromkeys(case.policies, rollout)
+    generator = HfGenerator(case.policies, rollout, sampling, continues=settings["continues"])
     return collect(case.environments, case.formats, settings["batch"], generator, case.draws)
 
 

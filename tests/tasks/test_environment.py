@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields, replace
 
 import pytest
 
-from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.environment import EnvironmentPool, Step
 
 
 def test_seconds_count_what_is_spent_at_work_even_where_it_fails() -> None:
@@ -20,3 +21,17 @@ def test_seconds_count_what_is_spent_at_work_even_where_it_fails() -> None:
         time.sleep(0.02)
         raise ValueError
     assert pool.seconds >= first + 0.02
+
+
+def test_a_retold_step_keeps_everything_but_its_observations() -> None:
+    step = Step(
+        observations={"a": "old"},
+        rewards={"a": 0.5},
+        terminated=True,
+        truncated=True,
+        unfinished=frozenset({"a"}),
+        ended=frozenset({"b"}),
+        parts={"success": 1.0},
+    )
+    assert all(getattr(step, field.name) != field.default for field in fields(Step))  # nothing is left at its default
+    assert step.retold({"a": "new"}) == replace(step, observations={"a": "new"})

@@ -177,7 +177,7 @@ def test_of_an_agent_that_never_spoke_there_are_no_numbers() -> None:
     targets = replace(targets, loss_mask=nobody, value_mask=nobody)
     found = rollout_metrics(rollout, scores, targets, kl_coef=0.25) | greedy_metrics(rollout, scores)
     found |= target_metrics(rollout, targets, has_values=True)
-    found |= turn_metrics([episode() for _ in range(3)], "low", rollout, scores, 1)
+    found |= turn_metrics([episode() for _ in range(3)], "low", rollout)
     told = {name: value for name, value in found.items() if not math.isnan(value)}
     assert told == {
         "rollout/response_length": 0.0,
@@ -212,22 +212,15 @@ def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> Non
             final={"low": [1, 2]},
         ),
     ]
-    rollout, scores, _ = buffer()
-    rollout = replace(rollout, length=torch.tensor([3, 4, 3]))  # 2, 1 and 3 of which are actions
-    raw = torch.tensor([[1.0, 0.5], [7.0, 0.0], [2.0, 0.0]])
-    found = turn_metrics(episodes, "low", rollout, replace(scores, raw=raw), 3)
+    rollout = replace(buffer()[0], length=torch.tensor([3, 4, 3]))  # 2, 1 and 3 of which are actions
+    found = turn_metrics(episodes, "low", rollout)
     assert found == {
         "rollout/turns": pytest.approx(4 / 3),
         "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
         "rollout/cut_share": pytest.approx(1 / 4),
         "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode it was another's context
-        "score/turn/1": pytest.approx((1.0 + 2.0) / 2),  # the second row has no reward
-        "score/turn/2": pytest.approx(0.5),
-        "score/turn/3": pytest.approx(math.nan, nan_ok=True),
     }
     assert all(is_documented(f"low/{key}") for key in found)
-    for most in (9, None):
-        assert not any("turn/" in key for key in turn_metrics(episodes, "low", rollout, scores, most))
 
 
 def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tensor | None = None) -> Targets:
@@ -277,3 +270,24 @@ def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
         assert math.isfinite(told(gamma=0.9)), "later rewards are worth less"
     rewards[::2, -1] += 0.01
     assert math.isfinite(told()), "a hundredth is more than rounding"
+
+
+def test_credit_is_told_of_rows_whose_difference_is_known_and_shares_are_of_rows_with_a_turn() -> None:
+    rollout, scores, targets = buffer()
+    credit = torch.tensor([[0.5, -0.5], [math.nan, math.nan], [2.0, 1.0]])
+    found = rollout_metrics(rollout, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
+    told = {name: value for name, value in found.items() if "credit/" in name}
+    assert told == {
+        "credit/difference/mean": 1.5,
+        "credit/difference/std": pytest.approx(4.5**0.5),
+        "credit/difference/zero_share": 0.5,
+        "credit/difference/unknown_share": pytest.approx(1 / 3),
+    }
+    assert all(is_documented(f"low/{name}") for name in told)
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
+    found = rollout_metrics(silent, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
+    assert found["credit/difference/unknown_share"] == 0.0
+    nothing = replace(scores, credit={"difference": torch.full((3, 2), math.nan)})
+    found = rollout_metrics(rollout, nothing, targets, kl_coef=None)
+    assert math.isnan(found["credit/difference/mean"])
+    assert found["credit/difference/unknown_share"] == 1.0

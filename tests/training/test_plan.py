@@ -280,6 +280,28 @@ def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_pa
     assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
+def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
+    for keys in (["reward.credit_assignment=difference"], ["reward.measure_credit_every=5"]):
+        config, _ = small_config(tmp_path, *keys)
+        _, memory = needs(config)
+        assert [frozen.name for frozen in memory.references] == ["low reference", "high reference"]
+        show_plan(config)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("credit difference: 2 x 16 more episodes are scored" in said) == ("difference" in keys[0])
+        assert "2 x 16 episodes are played anew" in said
+        assert ("every 5 iterations" in said) == ("5" in keys[0])
+    config, _ = small_config(tmp_path, "reward.credit_assignment=counterfactual", "rollout.num_generations=4")
+    _, memory = needs(config)
+    assert memory.references == ()
+    show_plan(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 x 16 more episodes are scored, each for 3 other answers" in said
+    assert "anew" not in said
+    config, _ = small_config(tmp_path)
+    show_plan(config)
+    assert "credit " not in capsys.readouterr().out
+
+
 def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     bytes_alike = "actor.alphabet=printable"  # the characters of all agents' lessons are more than those of one
     independent, _ = small_config(tmp_path, bytes_alike)

@@ -1,13 +1,21 @@
-"""What a rank's process is prepared with."""
+"""What a rank's process is prepared with, and how it ends before anything is trained."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
+
 import pytest
 import torch
+from small import new_run
 
+from ippo_cli.config.errors import Preempted
 from ippo_cli.config.load import load_config
 from ippo_cli.engine import distributed
-from ippo_cli.training.process import prepare_process
+from ippo_cli.training.console import Console
+from ippo_cli.training.process import prepare_process, run_training
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(1, 0), (4, 3)])
@@ -29,3 +37,14 @@ def test_a_rank_uses_the_gpu_that_its_launcher_shows_it(
         distributed.shutdown()
     assert device == torch.device("cuda", expected)
     assert set(chosen) == {device}
+
+
+def test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = new_run(tmp_path, "actor.warm_start_steps=5000")  # minutes
+    monkeypatch.setattr(Console, "progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Preempted, match="low warmed up: nothing was trained"):
+        run_training(config, folder, resumed=False)
+    assert json.loads((folder / "run.json").read_text())["state"] == "preempted"
+    assert not (folder / "initial" / "low").exists()

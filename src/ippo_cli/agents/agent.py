@@ -68,7 +68,7 @@ class Agent:
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
     critic: Learner | None  # None when the policy carries the value head, or nothing has values
-    reference: Policy | None  # the initial weights, frozen; None when no KL is asked for
+    reference: Policy | None  # the initial weights, frozen; None when nothing is compared with them
     temperature: float
     chunk_tokens: int
 
@@ -94,6 +94,12 @@ class Agent:
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
         with self.policy.engine.inference(gather=gather) as policy, policy.reading():
             yield policy
+
+    @property
+    def initial(self) -> FrozenAgent:
+        """Itself as it was before training, for whoever asks it for responses."""
+        assert self.reference is not None
+        return FrozenAgent(name=self.name, tokenizer=self.tokenizer, policy=self.reference)
 
     @torch.no_grad()
     def values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,8 @@ from ippo_cli.agents.agent import Agent
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
     AdapterCriticConfig,
@@ -91,8 +92,7 @@ def _build_agent(
     refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
     # Before an engine spreads it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
-    needs_reference = config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
-    reference = _reference(config, holder, agent.actor, weights, frozen) if needs_reference else None
+    reference = _reference(config, holder, agent.actor, weights, frozen) if needs_reference(config) else None
     if reference is not None and not reference.packs:
         policy.packs = False  # the reference is given the rows that the policy reads
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
@@ -107,7 +107,7 @@ def _build_agent(
         policy=actor,
         critic=critic,
         reference=reference,
-        temperature=config.rollout.temperature,
+        temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
 
@@ -177,7 +177,8 @@ def _actor_learner(
     chunk_tokens: int,
     device: torch.device,
 ) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
     objective = PolicyObjective if policy.value_head is None else JointObjective
     groups = param_groups(policy.trained, actor)
@@ -191,13 +192,13 @@ def _actor_learner(
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
-            temperature=config.rollout.temperature,
+            temperature=agent.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
         ),
         optimizer=actor,
-        mini_batch_size=len(names) * (config.algorithm.mini_batch_size or config.rollout.buffer_size),
-        ppo_epochs=config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * mini_batch_size(config, agent),
+        ppo_epochs=agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )
@@ -231,7 +232,8 @@ def _critic(
 def _critic_learner(
     config: Config, holder: str, names: tuple[str, ...], model: ValueModel | AdapterCritic, device: torch.device
 ) -> Learner:
-    actor, critic = config.task.agents[names[0]].actor, config.task.agents[names[0]].critic
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
     assert isinstance(critic, OwnCriticConfig)
     dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
     return Learner(
@@ -240,8 +242,8 @@ def _critic_learner(
         engine=_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
-        mini_batch_size=len(names) * critic_mini_batch_size(config, critic),
-        ppo_epochs=critic.ppo_epochs or config.algorithm.ppo_epochs,
+        mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
+        ppo_epochs=critic.ppo_epochs or agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
     )

@@ -29,7 +29,7 @@ def frozen_agent(
     from ippo_cli.models.lora import AdapterPolicy, FrozenBase
 
     assert isinstance(actor, LoraActorConfig)
-    key = base, model, commit, actor.dtype
+    key = "base", base, model, commit, actor.dtype
     if key not in bases:
         bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
     adapter = bases[key].add(actor, "actor", seed=0)

@@ -36,7 +36,8 @@ OPEN = r"(task\.(environment|dataset)_args|team\.groups)(\..+)?"
 def arguments(typed: Sequence[str]) -> list[str]:
     """Flags first, since Hydra refuses overrides on both sides of one; folders and files of one's own as a search
     path, so that they are kept with a run's other overrides; files and folders in full; agents that are added by
-    typing them; and quotes around values that Hydra's grammar cannot read, such as `{question}`."""
+    typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
+    such as `{question}`."""
     kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
     flags = [text for text in kept if not is_override(text)]
     overrides: list[str] = []
@@ -55,7 +56,12 @@ def arguments(typed: Sequence[str]) -> list[str]:
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
-    return [*flags, *_with_agents(with_one_search_path(overrides, folders))]
+    return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
+
+
+def _with_kind(text: str) -> str:
+    """`task.agents.low.critic=value_head` chooses for one agent what `critic=value_head` chooses for all."""
+    return re.sub(rf"^(\+*{re.escape(AGENTS)}\.\w+\.(?:actor|critic))=(?=\w+(,\w+)*$)", r"\1.kind=", text)
 
 
 def is_override(text: str) -> bool:

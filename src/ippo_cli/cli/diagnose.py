@@ -85,6 +85,14 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
     if (agent := re.match(r"task\.agents\.([^.]+)", name)) and not re.fullmatch(r"[A-Za-z]\w*", agent[1]):
         return ConfigError(text, f"names an agent {agent[1]!r}", "use letters, digits and '_' in its name")
+    if name == "task.agents" and _:
+        there = " ".join(f"~task.agents.{known}" for known in node.task.agents)
+        return ConfigError(
+            text,
+            "names agents at once, and they are added and removed one by one",
+            "use +task.agents.NAME.template=TEXT to add one"
+            + (f", and {there} to remove those there are" if there else ""),
+        )
     if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
         if value == "null" and not agent[2]:
             return ConfigError(text, "does not remove the agent", f"use ~{name}")

@@ -1,4 +1,4 @@
-"""`ippo-eval`: score a run's weights, or a Hugging Face model, on held-out data."""
+"""`ippo-eval`: score a run's weights, a Hugging Face model, or agents of several checkpoints beside one another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ippo_cli.cli.help import EVAL_HELP, asks_for_help, asks_for_version
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
 
-OWN = ("run", "model", "checkpoint")  # keys of this command; all others are a run's
+OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints")  # keys of this command; all others are a run's
 
 
 def main() -> NoReturn:
@@ -37,13 +37,14 @@ def _evaluate(argv: list[str]) -> None:
 
     refuse_unknown(argv, OWN)
     own: dict[str, str] = {}
-    overrides: list[str] = []
-    for text in arguments(argv):
+    rest: list[str] = []
+    for text in argv:
         key, equals, value = text.partition("=")
         if key in OWN and equals:
             own[key] = value
         else:
-            overrides.append(text)
+            rest.append(text)
+    overrides = arguments(rest)
     if bool(own.get("run")) == bool(own.get("model")):
         rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
         raise ConfigError(
@@ -51,19 +52,78 @@ def _evaluate(argv: list[str]) -> None:
             rule,
             "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
-    if own.get("run"):
+    if _wants_cross_play(own):
+        _cross_play(own, overrides)
+    elif own.get("run"):
         _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
-        return
-    if "checkpoint" in own:
+    elif "checkpoint" in own:
         raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
-    _evaluate_model(own["model"], overrides)
+    else:
+        _evaluate_model(own["model"], overrides)
+
+
+def _wants_cross_play(own: dict[str, str]) -> bool:
+    """Whether pairings are to be scored. Raises `ConfigError` for what means nothing with it, or without it."""
+    from ippo_cli.config.errors import ConfigError
+
+    wanted = own.get("crossplay", "false")
+    if wanted not in ("true", "false"):
+        raise ConfigError(f"crossplay={wanted}", "is neither true nor false", "use crossplay=true")
+    if wanted == "true" and "model" in own:
+        raise ConfigError(f"model={own['model']}", "is no run, and crossplay=true is between runs", "give run=")
+    if wanted == "true" and "checkpoint" in own:
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}",
+            "names one checkpoint, and crossplay=true takes a list",
+            f"use checkpoints=[{own['checkpoint']}]",
+        )
+    if wanted == "false" and "checkpoints" in own:
+        raise ConfigError(
+            f"checkpoints={own['checkpoints']}", "is a list for crossplay=true", "add that, or use checkpoint="
+        )
+    if wanted == "false" and len(_names(own.get("run", ""))) > 1:
+        raise ConfigError(f"run={own['run']}", "names several runs", "add crossplay=true, or give one")
+    return wanted == "true"
+
+
+def _names(text: str) -> list[str]:
+    """The names of a list, `[a,b]` or `a,b`."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
+
+
+def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.evaluation import refuse_unlike
+
+    checkpoints = list(dict.fromkeys(_names(own.get("checkpoints", "latest"))))
+    if not checkpoints or ("all" in checkpoints and len(checkpoints) > 1):
+        rule = "names nothing" if not checkpoints else "names all, and others beside"
+        raise ConfigError(f"checkpoints={own['checkpoints']}", rule, "use all, or a list such as [initial,best,40]")
+    runs = {Path(name).absolute(): name for name in _names(own["run"])}
+    configs = {folder: _configured(folder, name, overrides) for folder, name in runs.items()}
+    first, *others = runs
+    for folder in others:
+        refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
+    from ippo_cli.training.crossplay import cross_play
+
+    cross_play(configs, checkpoints, overrides)
 
 
 def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
+    (name,) = _names(run)
+    folder = Path(name).absolute()
+    config = _configured(folder, name, overrides)
+    from ippo_cli.training.evaluate_run import evaluate_run
+
+    evaluate_run(config, folder, checkpoint, overrides)
+
+
+def _configured(folder: Path, run: str, overrides: list[str]) -> Config:
+    """A run's configuration with what is typed now."""
     from ippo_cli.cli.resume import refuse_changed, saved_overrides
     from ippo_cli.config.errors import ResumeError
 
-    folder = Path(run).absolute()
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
     saved = saved_overrides(folder)
@@ -71,9 +131,7 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
     refuse_changed(folder, saved, overrides)
     if any(text.lstrip("+").startswith("task.eval_size=") for text in overrides):
         _refuse_trained_examples(config, folder)
-    from ippo_cli.training.evaluate_run import evaluate_run
-
-    evaluate_run(config, folder, checkpoint, overrides)
+    return config
 
 
 def _evaluate_model(model: str, overrides: list[str]) -> None:
@@ -81,9 +139,24 @@ def _evaluate_model(model: str, overrides: list[str]) -> None:
 
     chosen = ["actor=full", *arguments([f"actor.model={model}"])]
     config = _composed([*chosen, *overrides], overrides, of_model=True)
+    _refuse_made_locally(config)
     from ippo_cli.training.evaluate_run import evaluate_model
 
     evaluate_model(config, [*chosen[1:], *overrides])
+
+
+def _refuse_made_locally(config: Config) -> None:
+    """Raise `ConfigError` for an agent whose task file has it made by a run."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import TinyActorConfig
+
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig):
+            raise ConfigError(
+                f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
+                "is a model that a run makes, and model= is there already",
+                f"add task.agents.{name}.actor=full, or evaluate the run",
+            )
 
 
 def _composed(composed: list[str], typed_now: list[str], *, of_model: bool) -> Config:

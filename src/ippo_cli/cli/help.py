@@ -12,6 +12,8 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
   ippo-eval run=outputs/default/RUN                      the newest checkpoint
   ippo-eval run=outputs/default/RUN checkpoint=best      or latest, initial (before training), an iteration's number
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
+  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of each run beside those of the others
+  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       or of one run's: best,latest,initial,40
   ippo-eval model=PATH task=sorting_solo                 a Hugging Face folder or hub id, for every agent of the task
   ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"' actor.dtype=fp32
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
@@ -19,7 +21,9 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
 Other keys change the configuration for this evaluation: task, reward, evaluation.seed and .greedy, how responses are
 sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.device. What can have no effect is refused.
 The scores are printed and written, with what was evaluated and these changes, to evaluations/ in the run's folder, or
-for model= in output_dir, under a name that differs where they do.
+for model= in output_dir, under a name that differs where they do. With crossplay=true every agent of each checkpoint is
+scored beside the other agents of each, on the same examples with the same random numbers: a table, crossplay.json,
+crossplay.csv and a picture, with the means of self-play and cross-play and their gap.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
+from ippo_cli.config.schema import SamplingConfig
 from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
 
 # Prefixes of what a run is: another value would be another run, or, from `deepspeed.` on, could not read its shards.
@@ -28,7 +30,7 @@ FROZEN = (
     "deepspeed.stage",
     "deepspeed.offload_",
 )
-# Below task.agents.<name>.actor and .critic the same holds as for the groups themselves.
+# Below task.agents.<name>.actor, .critic, .rollout and .algorithm the same holds as for the groups themselves.
 FREE_OF_AGENTS = (
     "learning_rate",
     "lr_schedule",
@@ -43,6 +45,7 @@ FREE_OF_AGENTS = (
     "mini_batch_size",
     "ppo_epochs",
     "warm_start",
+    *(field.name for field in fields(SamplingConfig)),
 )
 
 
@@ -111,10 +114,15 @@ def refuse_changed(folder: Path, overrides: Sequence[str], typed_now: Sequence[s
     """Raise `ResumeError` where a run's own overrides ask, sample or score otherwise today than when it was trained: a
     file of the user's has changed, or this is another version. What is typed now is meant."""
     typed_keys = tuple(text.partition("=")[0].lstrip("+~") for text in typed_now)
+
+    def is_meant(key: str) -> bool:
+        of_group = key.startswith("task.agents.") and _below_agent(key)[1:].startswith(typed_keys)
+        return key.startswith(typed_keys) or of_group
+
     changed = [
         (key, before, now)
         for key, before, now in _differences(folder, _composed(overrides))
-        if key.startswith(("task.", "rollout.", "reward.")) and not key.startswith(typed_keys)
+        if key.startswith(("task.", "rollout.", "reward.")) and not is_meant(key)
     ]
     if changed:
         shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changed[:8])

@@ -155,7 +155,7 @@ def _first_line(config: Config, folder: Path, processes: int) -> str:
     parts = [
         f"{listed(list(config.task.agents))} on task={config.task.kind.value}",
         f"objective={config.algorithm.objective.value}",
-        f"critic={config.critic.kind.value}",
+        _critics(config),
         f"{processes} process{'es' if processes > 1 else ''}",
     ]
     from ippo_cli.training.folder import from_here
@@ -163,6 +163,14 @@ def _first_line(config: Config, folder: Path, processes: int) -> str:
     line, target = f"ippo-train: {', '.join(parts)}", f"-> {from_here(folder)}"
     # A path is there to be copied: a long one has a line of its own.
     return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
+
+
+def _critics(config: Config) -> str:
+    """Which critic the agents have, or each of them."""
+    kinds = {name: agent.critic.kind.value for name, agent in config.task.agents.items()}
+    if len(set(kinds.values())) == 1:
+        return f"critic={next(iter(kinds.values()))}"
+    return "critics " + " ".join(f"{name}={kind}" for name, kind in kinds.items())
 
 
 def _asked_for_job_config(argv: Sequence[str]) -> str | None:

@@ -39,6 +39,7 @@ def _check_steps(config: Config) -> None:
     algorithm, size = config.algorithm, config.rollout.buffer_size
     minis = {"algorithm.mini_batch_size": algorithm.mini_batch_size}
     for name, agent in config.task.agents.items():
+        minis[f"task.agents.{name}.algorithm.mini_batch_size"] = agent.algorithm.mini_batch_size
         if isinstance(agent.critic, OwnCriticConfig):
             minis[f"critic.mini_batch_size (agent {name})"] = agent.critic.mini_batch_size
     for key, mini in minis.items():
@@ -46,36 +47,42 @@ def _check_steps(config: Config) -> None:
             raise ConfigError(
                 f"{key}={mini}", f"does not divide rollout.buffer_size={size}", "use one of " + divisors(size)
             )
-    steps = policy_steps(config)
-    if algorithm.objective is Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
-        raise ConfigError(
-            f"algorithm.mini_batch_size={algorithm.mini_batch_size or 'null'} "
-            f"algorithm.ppo_epochs={algorithm.ppo_epochs}",
-            f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
-            "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
-        )
+    for name, agent in config.task.agents.items():
+        steps, own = policy_steps(config, agent), agent.algorithm
+        if algorithm.objective is Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
+            shared = (own.mini_batch_size, own.ppo_epochs) == (algorithm.mini_batch_size, algorithm.ppo_epochs)
+            where = "" if shared else f"task.agents.{name}."
+            raise ConfigError(
+                f"{where}algorithm.mini_batch_size={own.mini_batch_size or 'null'} "
+                f"{where}algorithm.ppo_epochs={own.ppo_epochs}",
+                f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
+                "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
+            )
 
 
 def _check_critic(config: Config) -> None:
-    advantage, critic = config.algorithm.advantage, config.critic.kind
-    if advantage.needs_critic and critic is CriticKind.none:
-        raise ConfigError(
-            "critic=none",
-            f"leaves algorithm.advantage={advantage.value} without values",
-            "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
-        )
-    if not advantage.needs_critic and critic is not CriticKind.none:
-        raise ConfigError(
-            f"critic={critic.value}",
-            f"trains values that algorithm.advantage={advantage.value} has no use for",
-            "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
-        )
-    if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
-        raise ConfigError(
-            "algorithm.truncation=bootstrap",
-            "needs a critic's value of going on, and critic=none",
-            "use none, penalty or mask",
-        )
+    advantage = config.algorithm.advantage
+    for name, agent in config.task.agents.items():
+        critic = agent.critic.kind
+        setting = f"{'' if critic is config.critic.kind else f'task.agents.{name}.'}critic={critic.value}"
+        if advantage.needs_critic and critic is CriticKind.none:
+            raise ConfigError(
+                setting,
+                f"leaves algorithm.advantage={advantage.value} without values",
+                "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
+            )
+        if not advantage.needs_critic and critic is not CriticKind.none:
+            raise ConfigError(
+                setting,
+                f"trains values that algorithm.advantage={advantage.value} has no use for",
+                "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
+            )
+        if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
+            raise ConfigError(
+                "algorithm.truncation=bootstrap",
+                "needs a critic's value of going on, and critic=none",
+                "use none, penalty or mask",
+            )
 
 
 def _check_pieces(config: Config) -> None:
@@ -106,7 +113,8 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
     pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token pools nothing")
     fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
     plain = None if algorithm.objective is Objective.on_policy else "objective=clip is made for several steps"
-    single = None if policy_steps(config) > 1 else "there is one optimizer step per buffer, and none to skip"
+    several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
+    single = None if several_steps else "there is one optimizer step per buffer, and none to skip"
     unpenalised = None if algorithm.truncation is Truncation.penalty else f"truncation={algorithm.truncation.value}"
     method, level = algorithm.reweight.method, algorithm.behavior_correction.level
     unpowered = None if method is Reweight.pow else f"reweight.method={method.value} takes no power"
@@ -180,14 +188,8 @@ def _check_rows(config: Config) -> None:
             "is one value for a whole response, and this task's responses may have several turns",
             "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )
-    filters = (
-        rollout.top_p < 1,
-        rollout.top_k > 0,
-        rollout.min_p > 0,
-        rollout.repetition_penalty != 1,
-        rollout.min_new_tokens > 0,
-    )
-    if correction.level is not WeightLevel.none and not any(filters) and not rollout.recompute_logprobs:
+    filters = any(agent.rollout.filters for agent in config.task.agents.values())
+    if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
         raise ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",
             f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",

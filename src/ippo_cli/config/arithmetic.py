@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import Config, OwnCriticConfig
+from ippo_cli.config.schema import AgentConfig, Config, OwnCriticConfig
 
 CRITIC_STEPS = 8
 """At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
@@ -19,8 +19,8 @@ class Arithmetic:
     num_iterations: int
     prompts_per_iteration: int
     samples_per_rank: tuple[int, int]  # fewest, most
-    actor_steps: int  # optimizer steps per iteration and agent
-    critic_steps: dict[str, int]  # likewise, by agent; of separate critics only
+    actor_steps: dict[str, int]  # optimizer steps per iteration, by agent
+    critic_steps: dict[str, int]  # likewise, of separate critics only
 
 
 def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
@@ -33,8 +33,8 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         assert config.num_epochs is not None
         iterations = max(1, math.ceil(config.num_epochs * train_rows / prompts))
     critic_steps = {
-        name: math.ceil(size / critic_mini_batch_size(config, agent.critic))
-        * (agent.critic.ppo_epochs or config.algorithm.ppo_epochs)
+        name: math.ceil(size / critic_mini_batch_size(config, agent))
+        * (agent.critic.ppo_epochs or agent.algorithm.ppo_epochs)
         for name, agent in config.task.agents.items()
         if isinstance(agent.critic, OwnCriticConfig)
     }
@@ -42,26 +42,31 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         num_iterations=iterations,
         prompts_per_iteration=prompts,
         samples_per_rank=(size // world_size, math.ceil(size / world_size)),
-        actor_steps=policy_steps(config),
+        actor_steps={name: policy_steps(config, agent) for name, agent in config.task.agents.items()},
         critic_steps=critic_steps,
     )
 
 
-def policy_steps(config: Config) -> int:
-    """Optimizer steps of each actor per buffer."""
-    size = config.rollout.buffer_size
-    return size // (config.algorithm.mini_batch_size or size) * config.algorithm.ppo_epochs
+def policy_steps(config: Config, agent: AgentConfig) -> int:
+    """Optimizer steps of an agent's actor per buffer."""
+    return config.rollout.buffer_size // mini_batch_size(config, agent) * agent.algorithm.ppo_epochs
 
 
-def critic_mini_batch_size(config: Config, critic: OwnCriticConfig) -> int:
-    """Sequences per optimizer step of a separate critic: its own, or the policy's.
+def mini_batch_size(config: Config, agent: AgentConfig) -> int:
+    """An agent's sequences per optimizer step of its actor."""
+    return agent.algorithm.mini_batch_size or config.rollout.buffer_size
+
+
+def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
+    """Sequences per optimizer step of an agent's separate critic: its own, or its policy's.
 
     Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean
     of the returns and nothing else.
     """
+    assert isinstance(agent.critic, OwnCriticConfig)
     return (
-        critic.mini_batch_size
-        or config.algorithm.mini_batch_size
+        agent.critic.mini_batch_size
+        or agent.algorithm.mini_batch_size
         or math.ceil(config.rollout.buffer_size / CRITIC_STEPS)
     )
 

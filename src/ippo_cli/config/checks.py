@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
+from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.schema import (
@@ -32,6 +33,7 @@ from ippo_cli.config.schema import (
     PettingzooConfig,
     Processor,
     RelayConfig,
+    SamplingConfig,
     SignallingConfig,
     SortingConfig,
     TinyActorConfig,
@@ -61,6 +63,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     check_algorithm(config)
     _check_deepspeed(config)
     _check_reward(config)
+    check_credit(config)
 
 
 def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Constraint | None]]:
@@ -216,7 +219,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             )
     elif actor.model is None:
         raise ConfigError(
-            "actor.model=null",
+            f"{'' if config.actor.kind is actor.kind else f'{where}.'}actor.model=null",
             f"names no weights for agent {name}",
             "set actor.model to a folder or a hub id, or use actor=tiny"
             + ("_lora" if isinstance(actor, LoraActorConfig) else ""),
@@ -290,18 +293,26 @@ def _check_rollout(config: Config, world_size: int) -> None:
             f"leaves some of the {world_size} processes without a sample",
             f"use at least {world_size}",
         )
-    if rollout.min_new_tokens > rollout.max_new_tokens:
-        raise ConfigError(
-            f"rollout.min_new_tokens={rollout.min_new_tokens}",
-            f"is more than rollout.max_new_tokens={rollout.max_new_tokens}",
-            "lower it",
-        )
+    _check_sampling("", rollout)  # agents after it: what the group gives to all is told by the group's name
+    for name, agent in config.task.agents.items():
+        _check_sampling(f"task.agents.{name}.", agent.rollout)
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:
         raise ConfigError(
             "rollout.zero3_gather=layer", "has an effect at ZeRO stage 3 only", "use deepspeed=zero3, or all"
         )
-    if "" in rollout.stop_strings:
-        raise ConfigError("rollout.stop_strings", "has an empty string, which every response contains", "remove it")
+
+
+def _check_sampling(where: str, sampling: SamplingConfig) -> None:
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        raise ConfigError(
+            f"{where}rollout.min_new_tokens={sampling.min_new_tokens}",
+            f"is more than {where}rollout.max_new_tokens={sampling.max_new_tokens}",
+            "lower it",
+        )
+    if "" in sampling.stop_strings:
+        raise ConfigError(
+            f"{where}rollout.stop_strings", "has an empty string, which every response contains", "remove it"
+        )
 
 
 def _check_deepspeed(config: Config) -> None:

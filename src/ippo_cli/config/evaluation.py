@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import Config
 
 # Groups of which another option may be chosen, and keys; `*` stands for an agent's name.
 OF_BOTH = (
@@ -52,6 +55,14 @@ OF_BOTH = (
     "rollout.max_new_tokens",
     "rollout.min_new_tokens",
     "rollout.stop_strings",
+    "task.agents.*.rollout.temperature",
+    "task.agents.*.rollout.top_p",
+    "task.agents.*.rollout.top_k",
+    "task.agents.*.rollout.min_p",
+    "task.agents.*.rollout.repetition_penalty",
+    "task.agents.*.rollout.max_new_tokens",
+    "task.agents.*.rollout.min_new_tokens",
+    "task.agents.*.rollout.stop_strings",
     "rollout.decode_batch_size",
     "rollout.max_prompt_tokens",
     "rollout.context_limit",
@@ -73,9 +84,54 @@ OF_BOTH = (
     "deterministic",
 )
 # Of a Hugging Face model; a run has these, and another value would be another run's.
-OF_MODELS = ("seed", "output_dir", "actor.revision", "task.agents.*.actor.model", "task.agents.*.actor.revision")
+OF_MODELS = (
+    "seed",
+    "output_dir",
+    "actor.revision",
+    "task.agents.*.actor.kind",
+    "task.agents.*.actor.model",
+    "task.agents.*.actor.revision",
+)
+# Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
+OF_COMPUTING = ("actor.dtype", "task.agents.*.actor.dtype", "rollout.decode_batch_size", "task.num_workers")
 SEARCH_PATH = "hydra.searchpath"
 EXPERIMENT = "experiment"
+
+
+def refuse_unlike(first: str, config: Config, run: str, other: Config) -> None:
+    """Raise `ConfigError` where two runs do not ask the same agents in the same way, or score them otherwise."""
+    agents, others = list(config.task.agents), list(other.task.agents)
+    if agents != others:
+        raise ConfigError(
+            f"run={run}",
+            f"has the agents {' '.join(others)}, and {first} has {' '.join(agents)}",
+            "cross-play is between runs with the same agents",
+        )
+    here, there = dict(_asked(config)), dict(_asked(other))
+    for key in here.keys() | there.keys():
+        if here.get(key) != there.get(key):
+            raise ConfigError(
+                f"run={run}",
+                f"has {key}={_shown(there.get(key))}, and {first} has {_shown(here.get(key))}",
+                f"leave it out, or give all of them one: {key}=VALUE",
+            )
+
+
+def _asked(config: Config) -> Iterator[tuple[str, Any]]:
+    """What is asked, how it is sampled and how it is scored."""
+    known = {*OF_BOTH, "task.kind", "reward.kind"} - {*OF_COMPUTING}
+    for key, value, _ in constrained_leaves(config):
+        if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and _general(key) in known:
+            yield key, value
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(getattr(value, "value", value))
+
+
+def _general(key: str) -> str:
+    """A key with `*` for an agent's name, without what is of the user's choice."""
+    return re.sub(r"^(task\.\w+_args)\..*", r"\1", re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key))
 
 
 def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:
@@ -83,9 +139,7 @@ def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:
     known = (*OF_BOTH, *OF_MODELS) if of_model else OF_BOTH
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
-        general = re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key)
-        general = re.sub(r"^(task\.\w+_args)\..*", r"\1", general)  # keys of the user's choice
-        if general in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
+        if _general(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"
         raise ConfigError(text, f"can have no effect on {of} evaluation", f"those that can: {_listed(known)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -73,7 +73,10 @@ PLAIN: dict[str, type[Any]] = {
     "tracker": schema.TrackerConfig,
     "launch": schema.LaunchConfig,
 }
-PER_AGENT = ("actor", "critic")
+# Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
+KINDS_PER_AGENT = ("actor", "critic")
+KEYS_PER_AGENT: dict[str, type[Any]] = {"rollout": schema.SamplingConfig, "algorithm": schema.StepsConfig}
+PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 
 def config_dir() -> Path:
@@ -112,9 +115,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
         if OmegaConf.is_missing(agent, "template"):
             raise ConfigError(f"task.agents.{name}.template", "is missing", "give the prompt, such as '{question}'")
         own = {leaf: _value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
-        for group in PER_AGENT:
-            own[group] = _merged(node, group, agent[group], name)
-        agents[str(name)] = own
+        agents[str(name)] = own | _groups_of(node, agent, name)
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
@@ -129,7 +130,9 @@ def typed(plain: dict[str, Any]) -> schema.Config:
     groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
     for name, agent in _part(plain["task"], "agents", "task.").items():
         where = f"task.agents.{name}."
-        own = {group: _typed_group(group, _part(agent, group, where), where) for group in PER_AGENT}
+        own = {group: _typed_group(group, _part(agent, group, where), where) for group in KINDS_PER_AGENT}
+        for group, cls in KEYS_PER_AGENT.items():
+            own[group] = _object(cls, _part(agent, group, where), f"{where}{group}.")
         agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
         groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.PromptConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
@@ -182,14 +185,47 @@ def _without_missing(plain: Any) -> Any:
     return {key: value for key, value in kept.items() if value != {} or plain[key] == {}}
 
 
-def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[str, Any]:
+def _groups_of(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:
+    """One agent's values of every group: its own over the run's.
+
+    Where its actor is of another kind than the run's, its own values of actor and critic stand over what options of
+    these kinds give; where only its critic is, those of the critic do. Nothing that is said of the run's reaches it.
+    """
+    kinds = {group: _kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
+    others = [group for group, kind in kinds.items() if kind != node[group].kind.value]
+    if others:
+        node = copy.deepcopy(node)
+        options = _options(node.task.kind.value, kinds)
+        for group in KINDS_PER_AGENT if "actor" in others else others:
+            node[group] = options[group]
+    found: dict[str, Any] = {}
+    for group in PER_AGENT:
+        own = _merged(node, group, agent[group], name)
+        if group == "actor" and any(not OmegaConf.is_missing(agent.actor, leaf) for leaf in agent.actor):
+            node = copy.deepcopy(node)
+            node.actor = own  # what a critic takes from its actor, such as the number format, is taken from this one
+        found[group] = _container(own)
+        if group in KEYS_PER_AGENT:
+            known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
+            found[group] = {leaf: value for leaf, value in found[group].items() if leaf in known}
+    return found
+
+
+def _options(task: str, kinds: Mapping[str, str]) -> DictConfig:
+    """The composition with options of these kinds: beside a world, what a model made locally starts with follows it."""
+    world = [f"task={task}"] if (config_dir() / "base" / "actor" / f"{task}.yaml").is_file() else []
+    return compose_node([*world, *(f"{group}={kind}" for group, kind in kinds.items())])
+
+
+def _kind(own: DictConfig, shared: DictConfig) -> str:
+    """Which kind of a group an agent has: its own choice, or the run's."""
+    kind = shared.kind if OmegaConf.is_missing(own, "kind") else own.kind
+    return str(kind.value)
+
+
+def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
+    """A group's values with those of one agent over them."""
     overrides = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
-    if "kind" in overrides and overrides["kind"] != node[group].kind:
-        raise ConfigError(
-            f"task.agents.{agent}.{group}.kind={overrides['kind'].value}",
-            "cannot differ between agents",
-            f"choose one {group}= for all",
-        )
     for leaf, value in overrides.items():
         if leaf not in node[group]:
             raise ConfigError(
@@ -197,7 +233,7 @@ def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> dict[s
                 f"is no key of {group}={node[group].kind.value}",
                 "it has: " + " ".join(node[group]),
             )
-    return _container(OmegaConf.merge(node[group], overrides))
+    return OmegaConf.merge(node[group], overrides)  # type: ignore[return-value]
 
 
 def _value(node: DictConfig, leaf: Any) -> Any:

@@ -101,8 +101,8 @@ def check_team(config: Config) -> None:
         return
     for group, names in members(config).items():
         for name in names[1:]:
-            for part in ("actor", "critic"):
-                _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], part, ())
+            for part, keys in OF_GROUPS.items():
+                _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], part, keys)
 
 
 def _check_adapters(config: Config) -> None:
@@ -151,7 +151,7 @@ def _check_bases(config: Config) -> None:
                 )
         own = {leaf.name for kind in (LoraConfig, OptimizerConfig) for leaf in fields(kind)} | {"adapter"}
         for name in names[1:]:
-            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], "actor", own)
+            _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], "actor", free=own)
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
@@ -171,19 +171,35 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
             group_of[name] = group
 
 
+# What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
+# at one temperature; how else each of them is sampled is its own.
+OF_GROUPS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
+
+
 def _refuse_unequal(
-    group: str, first: str, its: AgentConfig, name: str, own: AgentConfig, part: str, free: Collection[str]
+    group: str,
+    first: str,
+    its: AgentConfig,
+    name: str,
+    own: AgentConfig,
+    part: str,
+    keys: Collection[str] = (),
+    free: Collection[str] = (),
 ) -> None:
-    """Raise where two agents that are to have one actor, critic or base ask for different ones."""
+    """Raise where two agents that are to have one actor, critic or base ask for different ones.
+
+    Of a part all keys are compared, or these `keys`, or all but those that are `free`.
+    """
     one, other = getattr(its, part), getattr(own, part)
-    what = "base" if free else part
-    for field in fields(one):
-        wanted, value = getattr(one, field.name), getattr(other, field.name)
-        if field.name not in free and wanted != value:
+    # The kind comes before the keys of kinds.
+    for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
+        wanted, value = getattr(one, key), getattr(other, key, None)
+        if key not in free and wanted != value:
+            what = "base" if free else "".join(keys) or part
             raise ConfigError(
-                f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                f"task.agents.{name}.{part}.{key}={_shown(value)}",
                 f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {what}",
-                f"set {part}.{field.name} for all of them, or use another group",
+                f"set {part}.{key} for all of them, or use another group",
             )
 
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.schema import ActorKind, Config, ConversationConfig, JsonlConfig, SeparateCriticConfig
+from ippo_cli.config.schema import (
+    ActorKind,
+    Alphabet,
+    Config,
+    ConversationConfig,
+    JsonlConfig,
+    SeparateCriticConfig,
+    TinyActorConfig,
+)
 from ippo_cli.config.teams import members
 from ippo_cli.config.text import listed
 
@@ -144,6 +152,25 @@ def _equal_prompts(settings: Settings) -> str | None:
     return None
 
 
+def _unknown_characters(settings: Settings) -> str | None:
+    """Of agents that know the characters of known answers alone, and hear somebody who may write any."""
+    task, agents = settings.config.task, settings.config.task.agents
+    if isinstance(task, ConversationConfig) and task.protocol == "parallel":
+        return None
+    free = [name for name, agent in agents.items() if agent.actor.kind is ActorKind.full]
+    limited = [
+        name
+        for name, agent in agents.items()
+        if isinstance(agent.actor, TinyActorConfig) and agent.actor.alphabet is Alphabet.auto
+    ]
+    if not free or not limited:
+        return None
+    return (
+        f"{listed(limited)} reads characters of known answers alone (actor.alphabet=auto), and all else that "
+        f"{listed(free)} may write as <unk>; use task.agents.{limited[0]}.actor.alphabet=printable"
+    )
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -154,5 +181,6 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "dry_run": _dry_failure,
     "older_environment": _older_environment,
     "equal_prompts": _equal_prompts,
+    "unknown_characters": _unknown_characters,
 }
 """By the name under which `run.json` keeps what was said."""

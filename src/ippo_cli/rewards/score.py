@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import ConfigError, RewardError
-from ippo_cli.config.schema import FunctionRewardConfig, Processor, RewardConfig
+from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction, checked
 from ippo_cli.rewards.credit import paid_turn, turn_steps
@@ -19,6 +21,25 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
 from ippo_cli.types import Episode, Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """What a reward says about a buffer, as one number for every turn of each agent."""
+
+    numbers: dict[str, Tensor]  # by agent: [B, K]
+    failed: dict[str, Tensor]  # by agent: [B] bool, rows without a usable number
+    parts: dict[str, Tensor]  # name -> [B]
+    failure: Exception | None  # what went wrong first on this rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What an agent's episodes would have scored had it said something else: its credit is measured against that."""
+
+    numbers: Tensor  # [B, K] as the agent's own; 0 where not known
+    known: Tensor  # [B] bool
+    failure: Exception | None  # why the first that is not known is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,35 +61,87 @@ def score(
     streamed: StreamedAnswers | None = None,
     observe: bool = True,
 ) -> Scored:
-    """Each agent's scores of the episodes of this rank. Raises `RewardError` beyond the failure budget (all ranks do).
-
-    `moments` has every agent. `streamed` holds what the reward was asked while other episodes were still being
-    collected. A running z-score takes these rows into the moments first, unless told not to `observe` them.
-
-    A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train.
-    """
+    """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed."""
     agents = list(moments)
+    own = mixed_scores(reward, episodes, agents, agents, config, streamed)
+    return processed_scores(own, episodes, config, moments, device=device, observe=observe)
+
+
+def mixed_scores(
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    agents: Sequence[str],
+    wanted: Sequence[str],
+    config: RewardConfig,
+    streamed: StreamedAnswers | None = None,
+) -> Mixed:
+    """Ask the reward about episodes in which `agents` spoke, and mix its numbers for those who are `wanted`.
+
+    `streamed` holds what it was asked while other episodes were still being collected.
+    """
     rewards, failure = attempt(reward, episodes, agents, config, streamed)
     with distributed.failing_together():
-        numbers = {name: mixed(rewards, name, episodes, config) for name in agents}
-    failed = {name: failed_rows(rewards, numbers[name]) for name in agents}
+        numbers = {name: mixed(rewards, name, episodes, config) for name in wanted}
+    return Mixed(
+        numbers=numbers,
+        failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
+        parts={name: torch.tensor(values, dtype=torch.float32) for name, values in rewards.parts.items()},
+        failure=failure,
+    )
+
+
+def processed_scores(
+    own: Mixed,
+    episodes: Sequence[Episode],
+    config: RewardConfig,
+    moments: Mapping[str, ScoreMoments],
+    baselines: Mapping[CreditAssignment, Mapping[str, Baseline]] = MappingProxyType({}),
+    *,
+    device: torch.device | str = "cpu",
+    observe: bool = True,
+) -> Scored:
+    """Each agent's scores, less the baseline that `credit_assignment` asks for, through the processor chain.
+
+    Raises `RewardError` beyond the failure budget (all ranks do). `moments` has every agent. `baselines`: by how
+    credit is measured, those of each agent; one that is not asked for is measured and subtracted from nothing. A
+    running z-score takes these rows into the moments first, unless told not to `observe` them.
+
+    A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train. A row whose
+    baseline is asked for and not known has failed.
+    """
+    learnt = baselines.get(config.credit_assignment, {})
+    turns = {name: turn_counts(episodes, name) for name in own.numbers}
+    failed = dict(own.failed)
+    for name, baseline in learnt.items():
+        failed[name] = failed[name] | (~baseline.known & (turns[name] > 0))
+    failures = [own.failure, *(baseline.failure for baseline in learnt.values())]
+    failure = next((one for one in failures if one is not None), None)
     reason = stop_beyond_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
-    parts = {name: torch.tensor(values, dtype=torch.float32) for name, values in rewards.parts.items()}
     scores: dict[str, Scores] = {}
     observed: dict[str, ScoreMoments] = {}
-    for name in agents:
-        num_turns = turn_counts(episodes, name)
-        valid = ~failed[name] & (num_turns > 0)
-        final, observed[name] = processed(numbers[name], num_turns, valid, config, moments[name], observe=observe)
-        raw = numbers[name].where(valid[:, None], 0.0).to(device)
+    for name, numbers in own.numbers.items():
+        valid = ~failed[name] & (turns[name] > 0)
+        raw = numbers.where(valid[:, None], 0.0).to(device)
+        learning = numbers - learnt[name].numbers if name in learnt else numbers
+        final, observed[name] = processed(learning, turns[name], valid, config, moments[name], observe=observe)
+        measured = {how: by_agent[name] for how, by_agent in baselines.items() if name in by_agent}
         scores[name] = Scores(
-            score=final.to(device) if config.processor else raw,
+            score=final.to(device) if config.processor or name in learnt else raw,
             raw=raw,
-            parts=parts,
+            parts=own.parts,
             valid=valid.to(device),
             failed=failed[name].to(device),
+            credit={
+                how.value: credit(numbers, ~own.failed[name] & (turns[name] > 0), baseline).to(device)
+                for how, baseline in measured.items()
+            },
         )
     return Scored(scores=scores, moments=observed, failure=reason)
+
+
+def credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
+    """An agent's `numbers` `[B, K]` less its baseline; NaN throughout rows where either is not known."""
+    return (numbers - baseline.numbers).where((valid & baseline.known)[:, None], math.nan)
 
 
 def attempt(
@@ -109,47 +182,62 @@ def attempt(
 
 
 def mixed(rewards: Reward, agent: str, episodes: Sequence[Episode], config: RewardConfig) -> Tensor:
-    """`team_weight * team + agent_weight * own` by turn of the agent, `[B, K]` float32; 0 for turns that a row lacks.
+    """The agent's numbers by its own turn, `[B, K]` float32; 0 for turns that a row lacks:
+
+        team_weight * (team + turn_weight * team_by_step) + agent_weight * (agent + turn_weight * agent_by_turn)
 
     K is the most turns that the agent has in any row, and at least 1. What a reward does not give counts nothing.
     Raises `ConfigError` where that leaves nothing at all: every score would be 0.
     """
-    has_team = rewards.team is not None or rewards.team_by_step is not None
-    has_own = bool(rewards.agent or rewards.agent_by_turn)
+    by_turn = config.turn_weight
+    has_team = rewards.team is not None or bool(by_turn and rewards.team_by_step is not None)
+    has_own = bool(rewards.agent or (by_turn and rewards.agent_by_turn))
     counts_team, counts_own = has_team and bool(config.team_weight), has_own and bool(config.agent_weight)
     if not counts_team and not counts_own:
-        kind = "team" if has_team else "agent"
-        raise ConfigError(
-            f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
-            f"count nothing of this reward, which gives {kind!r} numbers",
-            f"set reward.{kind}_weight=1.0",
-        )
+        _refuse_nothing(rewards, config)
     steps = [turn_steps(episode, agent) for episode in episodes]
     width = max([1, *map(len, steps)])
     total = torch.zeros(len(episodes), width, dtype=torch.float64)
-    for counts, weight, by_turn in (
+    for counts, weight, numbers_of in (
         (counts_team, config.team_weight, _team_by_turn),
         (counts_own, config.agent_weight, _own_by_turn),
     ):
         if counts:
-            rows = [by_turn(rewards, agent, row, own) for row, own in enumerate(steps)]
+            rows = [numbers_of(rewards, agent, row, own, by_turn) for row, own in enumerate(steps)]
             padded = [numbers + [0.0] * (width - len(numbers)) for numbers in rows]
             total += weight * torch.tensor(padded, dtype=torch.float64).reshape(len(rows), width)
     return total.float()
 
 
-def _team_by_turn(rewards: Reward, _: str, row: int, steps: Sequence[int]) -> list[float]:
+def _refuse_nothing(rewards: Reward, config: RewardConfig) -> NoReturn:
+    kind = "team" if rewards.team is not None or rewards.team_by_step is not None else "agent"
+    if not getattr(config, f"{kind}_weight"):
+        raise ConfigError(
+            f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
+            f"count nothing of this reward, which gives {kind!r} numbers",
+            f"set reward.{kind}_weight=1.0",
+        )
+    raise ConfigError(
+        f"reward.turn_weight={config.turn_weight}",
+        "counts nothing of this reward, which gives numbers by turn alone",
+        "set reward.turn_weight=1.0",
+    )
+
+
+def _team_by_turn(rewards: Reward, _: str, row: int, steps: Sequence[int], turn_weight: float) -> list[float]:
     numbers = [0.0] * len(steps)
     if steps and rewards.team is not None:
         numbers[-1] += rewards.team[row]
-    if steps and rewards.team_by_step is not None:
+    if steps and rewards.team_by_step is not None and turn_weight:
         for step, number in enumerate(rewards.team_by_step[row]):
-            numbers[paid_turn(steps, step)] += number
+            numbers[paid_turn(steps, step)] += turn_weight * number
     return numbers
 
 
-def _own_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int]) -> list[float]:
-    numbers = list(rewards.agent_by_turn[agent][row]) if rewards.agent_by_turn else [0.0] * len(steps)
+def _own_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int], turn_weight: float) -> list[float]:
+    numbers = [0.0] * len(steps)
+    if rewards.agent_by_turn and turn_weight:
+        numbers = [turn_weight * number for number in rewards.agent_by_turn[agent][row]]
     if steps and rewards.agent:
         numbers[-1] += rewards.agent[agent][row]
     return numbers

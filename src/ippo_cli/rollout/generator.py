@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
 from ippo_cli.config.text import listed
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
@@ -95,6 +95,8 @@ class HfGenerator:
     With `continues` the attention cache of every completion is kept, and a later request of the same episode that
     begins with what was read and written does not read it again. It is of use where agents have several turns.
 
+    `sampling` says for each agent how its tokens are chosen.
+
     `poll` is called after every token. Where it raises `PreemptionRequested` on one rank, `generate` raises it on all:
     after the agent, or with layered gathering before the next token.
     """
@@ -103,13 +105,14 @@ class HfGenerator:
         self,
         policies: Mapping[str, GenerationPolicy],
         config: RolloutConfig,
+        sampling: Mapping[str, SamplingConfig],
         poll: Poll | None = None,
         *,
         continues: bool = False,
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
-        self._prefixes: dict[str, PrefixCache] = {}  # by the first of the agents that are decoded together
-        self._sampling = sampling_of(config)
+        self._prefixes: dict[str, PrefixCache] = {}  # one for all who are decoded together
+        self._sampling = {agent: sampling_of(sampling[agent]) for agent in policies}
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
@@ -118,13 +121,14 @@ class HfGenerator:
         self._prefixes = {}
         if self._continues:
             for agents in self.together(self._policies):
-                self._prefixes[agents[0]] = PrefixCache(MAX_BYTES * len(agents))
+                self._prefixes |= dict.fromkeys(agents, PrefixCache(MAX_BYTES * len(agents)))
 
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         parts: dict[Any, list[str]] = {}
         for agent in agents:
             apart = self._policies[agent].rows_apart
-            parts.setdefault(agent if apart is None else id(apart), []).append(agent)
+            alike = agent if apart is None else (id(apart), self._sampling[agent])
+            parts.setdefault(alike, []).append(agent)
         return [tuple(part) for part in parts.values()]
 
     def generate(
@@ -145,7 +149,7 @@ class HfGenerator:
 
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LayeredMeeting(told) if layered else None
-        sampling = replace(self._sampling, greedy=draws.greedy)
+        sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
         with record_function(f"ippo/rollout/{who}"), self._reading(agents, requests) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
             try:
@@ -218,7 +222,12 @@ class _LayeredMeeting:
 GENERATORS = {RolloutKind.hf: HfGenerator}
 
 
-def sampling_of(config: RolloutConfig) -> Sampling:
+def sampling_settings(task: TaskConfig) -> dict[str, SamplingConfig]:
+    """How each agent's tokens are chosen."""
+    return {name: agent.rollout for name, agent in task.agents.items()}
+
+
+def sampling_of(config: SamplingConfig) -> Sampling:
     """The sampling settings of training rollouts."""
     return Sampling(
         temperature=config.temperature,

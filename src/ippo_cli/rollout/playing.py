@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rollout.generator import Draws, Request
@@ -52,11 +52,13 @@ class Playing:
 
     def reset(self, environments: EnvironmentPool, draws: Draws) -> None:
         """Begin; an environment that cannot fails the episode."""
-        with self._failing():
-            self.environment = environments.take()
-            self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
-            if not self.told:
-                raise RuntimeError("the environment tells nobody anything at first, so that nobody can act")
+        self._at_work(partial(self._reset, environments, draws))
+
+    def _reset(self, environments: EnvironmentPool, draws: Draws) -> None:
+        self.environment = environments.take()
+        self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
+        if not self.told:
+            raise RuntimeError("the environment tells nobody anything at first, so that nobody can act")
 
     def request(self, agent: str) -> Request:
         """What an agent is to continue."""
@@ -80,25 +82,28 @@ class Playing:
 
     def step(self) -> None:
         """Let the environment answer; one that cannot fails the episode."""
+        self._at_work(self._step)
+
+    def _step(self) -> None:
         assert self.environment is not None
         actions, self.actions = self.actions, {}
-        with self._failing():
-            step = self.environment.step(actions)
-            told = self._texts(step.observations)
-            self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
-            self.parts |= step.parts
-            ended = step.terminated or step.truncated
-            if not ended and len(self.rewards) >= MOST_STEPS:
-                raise RuntimeError(f"the environment has not ended after {MOST_STEPS} steps")
-            if not ended and not told:
-                raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
-            self.last = step
-            self.ended |= step.ended
-            # At the end nobody reads on but those whose part was cut: their state is valued.
+        step = self.environment.step(actions)
+        told = self._texts(step.observations)
+        self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
+        self.parts |= step.parts
+        self.last = step
+        self.ended |= step.ended
+        if step.terminated or step.truncated:
+            # Nobody reads on but those whose part was cut: their state is valued.
             cut = step.unfinished if step.terminated else told.keys() - self.ended
-            self.told = {name: told[name] for name in told if not ended or name in cut}
-            if step.truncated and not step.terminated:
+            told = {name: text for name, text in told.items() if name in cut}
+            if not step.terminated:
                 self.truncation = "environment"
+        elif len(self.rewards) >= MOST_STEPS:
+            raise RuntimeError(f"the environment has not ended after {MOST_STEPS} steps")
+        elif not told:
+            raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
+        self.told = told
 
     def last_completion(self, agent: str) -> Completion:
         """What an agent wrote last."""
@@ -143,19 +148,18 @@ class Playing:
             parts=self.parts,
         )
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """What the environment raises inside fails the episode."""
+    def _at_work(self, work: Callable[[], None]) -> None:
+        """Use the environment; what it raises fails the episode."""
         self.busy = True
         try:
-            yield
+            work()
         except (Exception, SystemExit) as error:
             # A mistake in the configuration is raised: no episode would survive it.
             self.fail(as_failure(error))
         finally:
             self.busy = False
 
-    def _texts(self, observations: Mapping[str, str]) -> Mapping[str, str]:
+    def _texts(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
             if agent not in self.agents:
                 raise ValueError(f"the environment tells {agent!r} something; agents are {' '.join(self.agents)}")

@@ -42,6 +42,18 @@ class Step:
         default_factory=dict
     )  # numbers for the log, such as success; the last one counts
 
+    def retold(self, observations: Mapping[str, str]) -> Step:
+        """The same step with other observations. (`dataclasses.replace` takes longer than a small world's own step.)"""
+        return Step(
+            observations=observations,
+            rewards=self.rewards,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            unfinished=self.unfinished,
+            ended=self.ended,
+            parts=self.parts,
+        )
+
 
 class WrongReturn(TypeError):
     """What the user's code returned is of another kind than it must be, whatever it was answered."""

@@ -6,8 +6,8 @@ A protocol is an environment whose steps are what agents say. It ends by itself 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
@@ -41,11 +41,10 @@ class Transcript:
     said: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
     at_once: list[int] = field(default_factory=list)  # of each: how many had been said before those who spoke with it
 
-    def add(self, texts: Iterable[tuple[str, str]]) -> None:
+    def add(self, texts: Sequence[tuple[str, str]]) -> None:
         """What was said at once: nobody heard any of it before."""
-        before = len(self.said)
+        self.at_once += [len(self.said)] * len(texts)
         self.said += texts
-        self.at_once += [before] * (len(self.said) - before)
 
     def turn(self, agent: str) -> int:
         """The agent's own turn that comes next, from 1."""
@@ -75,10 +74,10 @@ class _Words(Mapping[str, str | None]):
         self._transcript, self._agent, self._observation = transcript, agent, observation
 
     def __getitem__(self, word: str) -> str | None:
+        if word == OBSERVATION and self._observation is not None:
+            return self._observation
         if word not in self:
             raise KeyError(word)
-        if word == OBSERVATION:
-            return self._observation
         if word == "turn":
             return str(self._transcript.turn(self._agent))
         if word == "transcript":
@@ -119,7 +118,7 @@ class Talk:
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         # Agents that speak at once do not hear each other: what they said is noted in the task's order afterwards.
-        self.transcript.add((name, actions[name].text) for name in self.agents if name in actions)
+        self.transcript.add([(name, actions[name].text) for name in self.agents if name in actions])
         self.cut -= set(actions)
         self.cut |= {name for name, action in actions.items() if not action.finished}
         speakers = self._next()
@@ -272,10 +271,10 @@ class TemplatedWorld:
         return self._tell(self.world.reset(example, seed))
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        self.transcript.add((name, action.text) for name, action in actions.items())
-        self.spoken |= actions.keys()
+        self.transcript.add([(name, action.text) for name, action in actions.items()])
+        self.spoken.update(actions)
         step = self.world.step(actions)
-        return replace(step, observations=self._tell(step.observations))
+        return step.retold(self._tell(step.observations))
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """What may be answered, by agent that is to act; nobody where the world does not know."""

@@ -135,7 +135,8 @@ def most_turns(config: TaskConfig) -> dict[str, int | None]:
 
 def response_budgets(config: Config) -> dict[str, int]:
     """Tokens that an agent may write in an episode: of one turn where no limit of turns is known."""
-    return {name: (turns or 1) * config.rollout.max_new_tokens for name, turns in most_turns(config.task).items()}
+    agents = config.task.agents
+    return {name: (turns or 1) * agents[name].rollout.max_new_tokens for name, turns in most_turns(config.task).items()}
 
 
 def speakers_of_several_turns(config: TaskConfig) -> list[str]:

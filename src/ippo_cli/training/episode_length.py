@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,9 @@ def episode_lengths(
     told = _told(config, task, formats)
     first = _first_prompts(config, task, formats)
     return {
-        name: _length(config, turns[name], [first[name], *told[name][1:]] if name in first else told[name], context)
+        name: _length(
+            config, name, turns[name], [first[name], *told[name][1:]] if name in first else told[name], context
+        )
         for name, context in contexts.items()
     }
 
@@ -45,8 +48,8 @@ def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Map
     """What is to be said where turns written to the limit do not fit into a context together."""
     if config.rollout.history is History.latest:
         return {}
-    limit = config.rollout.max_new_tokens
     for name, length in lengths.items():
+        limit = config.task.agents[name].rollout.max_new_tokens
         if length.turns is not None and length.turns > 1 and length.turns * limit >= contexts[name]:
             return {
                 "long_episodes": f"{length.turns} turns of rollout.max_new_tokens={limit} do not fit into {name}'s "
@@ -56,8 +59,8 @@ def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Map
     return {}
 
 
-def _length(config: Config, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
-    response = config.rollout.max_new_tokens
+def _length(config: Config, name: str, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
+    response = config.task.agents[name].rollout.max_new_tokens
     prompt = min(told[0] if told else config.rollout.max_prompt_tokens, config.rollout.max_prompt_tokens)
     once = min(context, prompt + response)
     if turns == 1 or not told:
@@ -86,15 +89,29 @@ def _first_prompts(config: Config, task: Task, formats: Mapping[str, PromptForma
 def _told(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:
     """Tokens of what each agent is told before each of its turns, as far as it is known beforehand."""
     told: dict[str, list[int]] = {name: [] for name in formats}
-    said = [PLACEHOLDER.format(agent=name) for name in formats]
+    said = {speaker: PLACEHOLDER.format(agent=speaker) for speaker in formats}
     for name, text, _ in task.dry_run.turns:
-        answers = sum(text.count(placeholder) for placeholder in said)  # each as long as an answer may be
-        for placeholder in said:
+        answers = 0.0  # each as long as an answer may be, in the tokens of who reads it
+        for speaker, placeholder in said.items():
+            longest = config.task.agents[speaker].rollout.max_new_tokens
+            answers += text.count(placeholder) * longest * _tokens_read(formats[name], formats[speaker], task)
             text = text.replace(placeholder, "")
-        told[name].append(_tokens(formats[name], text) + answers * config.rollout.max_new_tokens)
+        told[name].append(_tokens(formats[name], text) + math.ceil(answers))
     known = max((lengths[0] for lengths in told.values() if lengths), default=None)
     # Of a world, those who are told something later may be told as much as the first.
     return told if known is None else {name: lengths or [known] for name, lengths in told.items()}
+
+
+def _tokens_read(reader: PromptFormat, writer: PromptFormat, task: Task) -> float:
+    """Tokens that one agent reads for each that another writes, at least 1: more where their tokenizers are unlike.
+
+    Measured on the texts of the first example: nothing is known of what agents will say.
+    """
+    if reader.tokenizer is writer.tokenizer:
+        return 1.0
+    text = " ".join(str(value) for value in task.train[0].values())
+    read, written = (len(one.tokenizer(text, add_special_tokens=False).input_ids) for one in (reader, writer))
+    return max(1.0, read / written) if written else 1.0
 
 
 def _tokens(prompt_format: PromptFormat, text: str) -> int:

@@ -30,6 +30,7 @@ class Evaluation:
 
     metrics: dict[str, float]
     samples: list[dict[str, Any]]
+    rows: dict[str, torch.Tensor]  # float64 [this rank's episodes] of metrics that are means over them; NaN: in none
 
 
 def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> Evaluation:
@@ -40,6 +41,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     several_turns = speakers_of_several_turns(config.task)
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
+    rows_of: dict[str, torch.Tensor] = {}
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         episodes = play(batch, mode == "greedy")
         given, failure = attempt(reward, episodes, agents, config.reward)
@@ -51,7 +53,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
-        found = _metrics(given, scores, failed, episodes, len(task.held_out))
+        found, by_row = _metrics(given, scores, failed, episodes, len(task.held_out))
         found |= _turn_metrics(episodes, several_turns, len(task.held_out))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
@@ -59,6 +61,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
                 f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
             ) from failure
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
+        rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
         shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
         samples += sample_rows(mode, episodes, shown, config.tracker.samples)
     if config.task.primary_metric not in metrics:
@@ -67,7 +70,7 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
             "is no evaluation metric of this task and reward",
             "use one of " + " ".join(metrics),
         )
-    return Evaluation(metrics=metrics, samples=samples)
+    return Evaluation(metrics=metrics, samples=samples, rows=rows_of)
 
 
 def _metrics(
@@ -76,7 +79,8 @@ def _metrics(
     failed: torch.Tensor,
     episodes: Sequence[Episode],
     rows: int,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Numbers over all ranks, and of those that are means over episodes what this rank's episodes have."""
     valid = ~failed
     means = {f"{name}/score": score for name, score in scores.items()}
     means["score"] = torch.stack(list(scores.values())).nanmean(dim=0)
@@ -100,7 +104,8 @@ def _metrics(
         tokens, cut, own = total[2 * len(names) + number :: len(scores)]
         result[f"{name}/response_length"] = tokens / rows
         result[f"{name}/truncated_share"] = cut / own if own else math.nan
-    return result
+    by_row = {name: means[name].double().where(own, math.nan) for name, own in zip(names, kept, strict=True)}
+    return result, by_row
 
 
 def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:

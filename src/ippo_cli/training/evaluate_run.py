@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
-from ippo_cli.config.teams import base_of, holders, members
+from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit
-from ippo_cli.tasks.conversation import prompt_formats, refuse_too_long
+from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
+from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import (
     Task,
@@ -34,9 +37,10 @@ from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console
-from ippo_cli.training.evaluate import evaluate
+from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
+from ippo_cli.types import Batch, Episode, Example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +58,18 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
     configuration another one for this evaluation. Returns the file.
     """
+    subject = find_weights(folder, checkpoint, holders(config), adapters_of(config))
+    return _evaluate(config, subject, folder, overrides)
+
+
+def adapters_of(config: Config) -> dict[str, tuple[str, str | None]]:
+    """Of agents that are an adapter, the name of the base, and the adapter that it began as."""
     base = base_of(config)
-    adapters = {
+    return {
         name: (base[holder], actor.adapter)
         for name, holder in holders(config).items()
         if isinstance(actor := config.task.agents[name].actor, LoraActorConfig)
     }
-    return _evaluate(config, find_weights(folder, checkpoint, holders(config), adapters), folder, overrides)
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
@@ -77,57 +86,98 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """A task's held-out examples, which policies are asked about: always the same, with the same random numbers."""
+
+    config: Config
+    environments: EnvironmentPool
+    held_out: Sequence[Example]
+    reward: RewardFunction
+
+    def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
+        """How each of them is asked. Raises `ConfigError` where it cannot be, or there is no room for an example."""
+        config = self.config
+        tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
+        formats = prompt_formats(config.task, config.rollout, tokenizers)
+        refuse_too_long(
+            {name: formats[name] for name in speakers_told_of_examples(config.task)},
+            lambda agent, example: first_message(agent, config.task.agents[agent], example),
+            enumerate(self.held_out),
+            "the held-out data",
+            {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()},
+        )
+        return formats
+
+    def scores(
+        self, policies: Mapping[str, FrozenAgent], formats: Mapping[str, PromptFormat], console: Console
+    ) -> Evaluation:
+        """What they say, scored. Collective."""
+        config = self.config
+
+        def play(batch: Batch, greedy: bool) -> list[Episode]:
+            generator = GENERATORS[config.rollout.kind](
+                policies,
+                config.rollout,
+                sampling_settings(config.task),
+                lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                continues=goes_on(config),
+            )
+            draws = Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
+            return collect(self.environments, formats, batch, generator, draws)
+
+        return evaluate(play, Task(train=(), held_out=self.held_out), self.reward, config)
+
+
+@contextmanager
+def examination(config: Config) -> Iterator[Examination]:
+    """Of the task of a configuration; its environments are closed afterwards."""
+    environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
+    try:
+        yield Examination(
+            config=config,
+            environments=environments,
+            held_out=load_held_out(config.task, config.seed),
+            reward=build_reward(config.reward, config.task.agents),
+        )
+    finally:
+        environments.close()
+
+
+def load_policies(
+    config: Config, subject: Subject, device: torch.device, loaded: dict[Any, Any]
+) -> dict[str, FrozenAgent]:
+    """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
+    policies: dict[str, FrozenAgent] = {}
+    base, holder_of = base_of(config), holders(config)
+    for name, agent in config.task.agents.items():
+        record = subject.models[name]
+        adapter = record.get("adapter") or {}
+        key = (record["model"], record["commit"], agent.actor.dtype.value, adapter.get("model"), "adapter" in record)
+        if key not in loaded:
+            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded, base[holder_of[name]])
+        policies[name] = replace(loaded[key], name=name)
+    return policies
+
+
 def _evaluate(
     config: Config, subject: Subject, root: Path, overrides: Sequence[str], identity: Sequence[str] | None = None
 ) -> Path:
     device = prepare_process(config)
-    held = ExitStack()
     try:
-        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
-        held.callback(environments.close)
-        policies: dict[str, FrozenAgent] = {}
-        loaded: dict[Any, Any] = {}  # bases of adapters
-        for holder, names in members(config).items():
-            record, actor = subject.models[names[0]], config.task.agents[names[0]].actor
-            one = frozen_agent(names[0], record, actor, device, loaded, base_of(config)[holder])
-            policies |= {name: replace(one, name=name) for name in names}
-        policies = {name: policies[name] for name in config.task.agents}
-        held_out = load_held_out(config.task, config.seed)
-        tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
-        formats = prompt_formats(config.task, config.rollout, tokenizers)
-        contexts = {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()}
-        refuse_too_long(
-            {name: formats[name] for name in speakers_told_of_examples(config.task)},
-            lambda agent, example: first_message(agent, config.task.agents[agent], example),
-            enumerate(held_out),
-            "the held-out data",
-            contexts,
-        )
-        with Console(config.tracker.console, list(policies)) as console:
-            result = evaluate(
-                lambda batch, greedy: collect(
-                    environments,
-                    formats,
-                    batch,
-                    GENERATORS[config.rollout.kind](
-                        policies,
-                        config.rollout,
-                        lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
-                        continues=goes_on(config),
-                    ),
-                    Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy),
-                ),
-                Task(train=(), held_out=held_out),
-                build_reward(config.reward, config.task.agents),
-                config,
-            )
+        with (
+            examination(config) as exam,
+            Console(config.tracker.console, list(config.task.agents)) as console,
+        ):
+            policies = load_policies(config, subject, device, {})
+            result = exam.scores(policies, exam.formats(policies), console)
             console.samples(result.samples[: config.tracker.samples])
             primary_metric = config.task.primary_metric
             record = {
                 **subject.told,
                 "models": subject.models,
                 "overrides": list(overrides),
-                "rows": len(held_out),
+                "rows": len(exam.held_out),
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
@@ -135,13 +185,12 @@ def _evaluate(
             target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
             distributed.on_main(lambda: _write(target, record))
             console.say(
-                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(held_out)} rows)"
+                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(exam.held_out)} rows)"
             )
             for key, value in result.metrics.items():
                 console.say(f"  {key:<40} {value:.4f}")
             console.say(f"written to {target}")
     finally:
-        held.close()
         distributed.shutdown()
     return target
 

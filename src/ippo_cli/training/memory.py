@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.arithmetic import critic_mini_batch_size
+from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     CheckpointWeights,
     Config,
@@ -139,11 +140,6 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
-def needs_reference(config: Config) -> bool:
-    """Whether some KL term compares the policy with its initial weights."""
-    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0
-
-
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
     for holder, names in members(config).items():
@@ -158,7 +154,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ranks,
             longest,
             rows,
-            config.algorithm.mini_batch_size or config.rollout.buffer_size,
+            mini_batch_size(config, settings),
             agents=len(names),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -174,7 +170,7 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
                 ranks,
                 longest,
                 rows,
-                critic_mini_batch_size(config, critic),
+                critic_mini_batch_size(config, settings),
                 agents=len(names),
                 checkpointed=actor.gradient_checkpointing if as_actor else critic.gradient_checkpointing,
                 decodes=False,

@@ -17,16 +17,17 @@ from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 
 ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
-SHOWN_TURNS = 8  # whose scores are logged one by one, where an agent has no more
+ZERO = 1e-6  # credit that is none but for rounding
 
-# `<agent>`, `<turn>`, `<part>` and `<mode>` (sampled, greedy) stand for names; `<learner>` for the agent's, or for that
-# of the group whose agents share their weights.
+# `<agent>`, `<turn>`, `<part>`, `<mode>` (sampled, greedy) and `<how>` (difference, counterfactual, leave_out) stand
+# for names; `<learner>` for the agent's, or for that of the group whose agents share their weights.
 METRICS: dict[str, str] = {
     "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
     "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, of rows that have one; "
     "null where none has",
     "<agent>/score/std": "standard deviation of the same scores",
-    "<agent>/score/processed/mean": "mean score after the processor chain, where there is one: what is learnt from",
+    "<agent>/score/processed/mean": "mean score less what credit_assignment subtracts and after the processor chain, "
+    "where there is either: what is learnt from",
     "<agent>/score/processed/std": "standard deviation of the same scores",
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
     "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
@@ -38,8 +39,25 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/cut_share": "several turns: share of own turns whose response was cut at a limit",
     "<agent>/rollout/overflow_share": "several turns: share of episodes cut because the agent's context had no room "
     "(rollout.history=latest: or rollout.max_prompt_tokens)",
-    "<agent>/score/turn/<turn>": "several turns, at most 8: mean score of an own turn, counted from 1, where there was "
-    "one; before the processor chain",
+    "<agent>/score/turn/<turn>": "several turns, the first tracker.turns: mean score of an own turn, counted from 1, "
+    "where there was one; before the processor chain",
+    "<agent>/rollout/response_length/turn/<turn>": "several turns: mean action tokens of that turn",
+    "<agent>/rollout/cut_share/turn/<turn>": "several turns: share of those turns whose response was cut at a limit",
+    "<agent>/rollout/logprob/turn/<turn>": "several turns: mean log-probability per action token of that turn",
+    "<agent>/targets/reward/turn/<turn>": "several turns: mean per-token reward, KL term included",
+    "<agent>/targets/value/turn/<turn>": "several turns: mean value of the states before the turn's action tokens",
+    "<agent>/targets/return/turn/<turn>": "several turns: mean return of the turn's action tokens",
+    "<agent>/targets/advantage/turn/<turn>": "several turns: mean advantage over the turn's action tokens",
+    "<agent>/targets/advantage_spread/turn/<turn>": "several turns: standard deviation of the same advantages",
+    "<agent>/value/explained_variance/turn/<turn>": "several turns: of the values of that turn; null where the returns "
+    "are equal",
+    "<agent>/kl/reference/turn/<turn>": "several turns: mean log-ratio (k1) of the turn's tokens to the initial policy",
+    "<agent>/credit/<how>/mean": "mean of the agent's score less what it would have been otherwise (reward."
+    "credit_assignment, or measure_credit_every for difference), where both are known",
+    "<agent>/credit/<how>/std": "standard deviation of the same differences",
+    "<agent>/credit/<how>/zero_share": "share of them that are 0: what the agent wrote changed nothing",
+    "<agent>/credit/<how>/unknown_share": "share of rows in which the agent spoke without such a difference",
+    "<agent>/credit/<how>/mean/turn/<turn>": "several turns: mean difference at that turn",
     "<agent>/rollout/logprob": "mean log-probability per action token when sampled",
     "<agent>/rollout/filter_gap": "mean log-probability under the sampling filters minus the unfiltered one",
     "<agent>/rollout/sampler_gap": "recompute_logprobs: mean |p_train - p_sampler| of the sampled tokens",
@@ -96,6 +114,7 @@ METRICS: dict[str, str] = {
     "time/rollout": "seconds of playing episodes: generation, and environments",
     "time/environments": "seconds of time/rollout in which environments were reset and stepped",
     "time/score": "seconds of the reward",
+    "time/credit": "seconds of what credit is measured against: episodes played anew, and their rewards",
     "time/logprobs": "seconds of rollout.recompute_logprobs",
     "time/targets": "seconds of values, reference log-probabilities and advantages",
     "time/update": "seconds of the optimizer steps",
@@ -135,7 +154,7 @@ def iteration_row(
         sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
         row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name]))
         if turns[name] != 1:
-            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout, scores, turns[name]))
+            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
         row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
             row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
@@ -189,9 +208,9 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
     sums += [numbers.sum() for numbers in per_row.values()]
     counts = [mask.sum().double(), spoke.sum().double(), mask.new_tensor(rows, dtype=torch.double)]
     tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
-    result = {name: _ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
+    result = {name: ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
     result |= {name: value / count for name, value in zip(per_row, found[len(per_token) :], strict=True)}
-    result["rollout/truncated_share"] = _ratio(result["rollout/truncated_share"] * count, speaking)
+    result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
     result |= _score_moments("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
         result |= _score_moments("score/processed", scores.score, scores.valid)
@@ -200,40 +219,43 @@ def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef:
         told = scores.valid & torch.isfinite(numbers)
         part, _ = distributed.masked_moments(numbers, told)
         result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(told.any())) else math.nan
+    for how, numbers in scores.credit.items():
+        result |= prefixed(f"credit/{how}", credit_metrics(numbers, spoke))
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
 
 
-def turn_metrics(
-    episodes: Sequence[Episode], agent: str, rollout: Rollout, scores: Scores, most: int | None
-) -> dict[str, float]:
-    """Numbers of an agent that may have several turns, over all ranks; by turn where there are at `most` few."""
+def credit_metrics(credit: Tensor, spoke: Tensor) -> dict[str, float]:
+    """Of an agent's `credit` `[B, K]`, NaN where it is not known, over all ranks."""
+    total = credit.double().sum(dim=1)
+    known = torch.isfinite(total) & spoke
+    counts = torch.stack([spoke.sum(), known.sum(), (known & (total.abs() <= ZERO)).sum()]).double()
+    speaking, told, zero = distributed.all_sum(counts).tolist()
+    mean, variance = distributed.masked_moments(total, known)
+    return {
+        "mean": float(mean) if told else math.nan,
+        "std": float(variance) ** 0.5 if told else math.nan,
+        "zero_share": ratio(zero, told),
+        "unknown_share": ratio(speaking - told, speaking),
+    }
+
+
+def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> dict[str, float]:
+    """Numbers of an agent that may have several turns, over all ranks."""
     read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
     read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
     counts = turn_totals(episodes, agent)
     sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
-    shown = most if most is not None and most <= SHOWN_TURNS else 0
-    own = torch.zeros(len(scores.raw), dtype=torch.long, device=scores.raw.device)
-    own += torch.tensor([len(episode.of(agent)) for episode in episodes], dtype=torch.long, device=own.device)
-    own = own.where(scores.valid, 0)
-    for turn in range(shown):
-        there = own > turn
-        paid = scores.raw[:, turn].double().where(there, 0.0).sum() if turn < scores.raw.shape[1] else 0.0
-        sums += [float(paid), float(there.sum())]
-    total, spoken, tokens, cut, overflow, *by_turn = distributed.all_sum(
+    total, spoken, tokens, cut, overflow = distributed.all_sum(
         torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
     ).tolist()
-    found = {
+    return {
         "rollout/turns": spoken / total,
         "rollout/observation_tokens": tokens / total,
-        "rollout/cut_share": _ratio(cut, spoken),
+        "rollout/cut_share": ratio(cut, spoken),
         "rollout/overflow_share": overflow / total,
     }
-    for turn in range(shown):
-        paid, there = by_turn[2 * turn : 2 * turn + 2]
-        found[f"score/turn/{turn + 1}"] = _ratio(paid, there)
-    return found
 
 
 def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
@@ -261,7 +283,7 @@ def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float
     }
 
 
-def _ratio(total: float, count: float) -> float:
+def ratio(total: float, count: float) -> float:
     """A mean or share; NaN of nothing, which is no number and in no average."""
     return total / count if count else math.nan
 
@@ -272,7 +294,7 @@ def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
     total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
     return {
-        "rollout/sampler_gap": _ratio(total, tokens),
+        "rollout/sampler_gap": ratio(total, tokens),
         "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
     }
 
@@ -297,14 +319,14 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
         "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
         if of["tokens"]
         else math.nan,
-        "targets/zero_advantage_fraction": _ratio(of["silent"], of["rows"]),
+        "targets/zero_advantage_fraction": ratio(of["silent"], of["rows"]),
         "targets/drawn_share": of["drawn"] / of["all"],
     }
     if has_values:
-        found["targets/value"] = _ratio(of["value"], of["tokens"])
+        found["targets/value"] = ratio(of["value"], of["tokens"])
     if rollout.behavior_logprobs is not rollout.logprobs:
-        found["rollout/effective_sample_share"] = _ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
-        found["rollout/probability_gap"] = _ratio(of["gap"], of["tokens"])
+        found["rollout/effective_sample_share"] = ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
+        found["rollout/probability_gap"] = ratio(of["gap"], of["tokens"])
     return found
 
 

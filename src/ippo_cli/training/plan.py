@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
+from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, ConversationConfig, CriticKind, WorldConfig
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, CriticKind, WorldConfig
 from ippo_cli.config.teams import members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.models.shape import ModelShape
@@ -88,12 +89,32 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
     )
     fewest, most = plan.samples_per_rank
     _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
+    if (told := _credit_cost(config)) is not None:
+        _say("credit", told)
     for holder, names in members(config).items():
-        steps = [f"actor {plan.actor_steps}"]
+        steps = [f"actor {plan.actor_steps[names[0]]}"]
         if names[0] in plan.critic_steps:
             steps.append(f"critic {plan.critic_steps[names[0]]}")
         shared = f", on the rows of {listed(list(names))}" if holder != names[0] else ""
         _say(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
+
+
+def _credit_cost(config: Config) -> str | None:
+    """What measuring credit asks of an iteration beyond its buffer; None where none is measured."""
+    reward, size, agents = config.reward, config.rollout.buffer_size, len(config.task.agents)
+    how, every = reward.credit_assignment, reward.measure_credit_every
+    others = config.rollout.num_generations - 1 if how is CreditAssignment.counterfactual else 1
+    parts = []
+    if how is not CreditAssignment.none:
+        again = f", each for {others} other answers" if others > 1 else ""
+        parts.append(f"{how.value}: {agents} x {size} more episodes are scored{again}")
+    if replays(config):
+        when = f"every {every} iterations " if every else ""
+        parts.append(
+            f"{when}{agents} x {size} episodes are played anew, one agent in each of them by its initial policy; turns "
+            "of others that are prompted as before are not written again"
+        )
+    return "; ".join(parts) or None
 
 
 def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
@@ -248,14 +269,16 @@ def _gib(size: float) -> str:
 
 def _flops(config: Config, material: Material, agent: str) -> float:
     """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
-    shapes = material.shapes[agent]
+    shapes, settings = material.shapes[agent], config.task.agents[agent]
     turns = shapes.length.turns or 1 if isinstance(config.task, ConversationConfig) else 1  # a world may end early
-    tokens = config.rollout.buffer_size * config.rollout.max_new_tokens * turns
+    tokens = config.rollout.buffer_size * settings.rollout.max_new_tokens * turns
     critic = 0 if shapes.critic is None else shapes.critic.parameters
-    generated = 2.0 * shapes.actor.parameters * tokens
+    # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
+    every = config.reward.measure_credit_every or 1
+    generated = 2.0 * shapes.actor.parameters * tokens * (1 + (1 / every if replays(config) else 0))
     trained = sum(_training_flops(shape) for shape in (shapes.actor, shapes.critic) if shape is not None)
-    trained *= tokens * config.algorithm.ppo_epochs
-    valuing = 0 if config.critic.kind is CriticKind.none else critic or shapes.actor.parameters
+    trained *= tokens * settings.algorithm.ppo_epochs
+    valuing = 0 if settings.critic.kind is CriticKind.none else critic or shapes.actor.parameters
     return generated + 2.0 * valuing * tokens + trained
 
 

@@ -9,7 +9,7 @@ import random
 import socket
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +18,20 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
+from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Zero3Gather
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rollout.generator import GENERATORS, Generator
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
@@ -150,7 +152,7 @@ def build_trainer(
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, distributed.world_size(), len(task.train))
-    config, weights = _pinned_weights(config, task, folder, console)
+    config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
@@ -175,7 +177,8 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, task, state.team, console, preemption),
+        generator=_generator(config, state.team, console, preemption),
+        initial=_initial_generator(config, state.team, console, preemption),
         device=device,
         reward=reward,
         state=state,
@@ -187,15 +190,17 @@ def build_trainer(
     )
 
 
-def _pinned_weights(config: Config, task: Task, folder: Path, console: Console) -> tuple[Config, dict[str, Path | str]]:
+def _pinned_weights(
+    config: Config, task: Task, folder: Path, console: Console, preemption: PreemptionHandler
+) -> tuple[Config, dict[str, Path | str]]:
     """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
-    weights = initial_weights(
-        config,
-        task,
-        folder,
-        lambda agent, step, steps, loss: console.progress(f"{agent} warms up", step, steps),
-        console.say,
-    )
+
+    def progress(name: str, step: int, steps: int, loss: float) -> None:
+        console.progress(f"{name} warms up", step, steps)
+        if preemption.requested is not None:  # on rank 0, which makes the model; others are told
+            raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
+
+    weights = initial_weights(config, task, folder, progress, console.say)
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)
     return config, weights
@@ -226,14 +231,25 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
     return checkpoints
 
 
-def _generator(config: Config, task: Task, team: Team, console: Console, preemption: PreemptionHandler) -> Generator:
+def _generator(
+    config: Config, policies: Mapping[str, GenerationPolicy], console: Console, preemption: PreemptionHandler
+) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
         preemption.poll()
 
-    return GENERATORS[config.rollout.kind](team, config.rollout, poll, continues=goes_on(config))
+    sampling = sampling_settings(config.task)
+    return GENERATORS[config.rollout.kind](policies, config.rollout, sampling, poll, continues=goes_on(config))
+
+
+def _initial_generator(config: Config, team: Team, console: Console, preemption: PreemptionHandler) -> Generator | None:
+    """What writes for the agents as they were before training, where episodes are ever played anew."""
+    if not replays(config):
+        return None
+    whole = replace(config, rollout=replace(config.rollout, zero3_gather=Zero3Gather.all))  # no rank has a part of them
+    return _generator(whole, {name: agent.initial for name, agent in team.items()}, console, preemption)
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

@@ -14,6 +14,7 @@ from torch.profiler import record_function
 
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
+from ippo_cli.config.credit import measures_credit_in
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config, ConversationConfig
 from ippo_cli.engine import distributed
@@ -21,10 +22,11 @@ from ippo_cli.rewards.build import reads_payments
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import score
+from ippo_cli.rewards.score import mixed_scores, processed_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.generator import Draws, Generator, sampling_of
+from ippo_cli.rollout.generator import Draws, Generator
+from ippo_cli.rollout.replay import Substituted
 from ippo_cli.rollout.rows import to_rows
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
@@ -32,6 +34,7 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, most_turns
 from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
+from ippo_cli.training.credit import Baselines, baselines
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import iteration_row, pace, prefixed
@@ -40,6 +43,7 @@ from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.turn_numbers import turn_row
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.update import update
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores, StepContext
@@ -70,6 +74,7 @@ class Trainer:
     environments: EnvironmentPool
     formats: Mapping[str, PromptFormat]
     generator: Generator
+    initial: Generator | None  # who writes as the agents did before training; None where nobody asks
     reward: RewardFunction
     state: State
     run: Run
@@ -156,6 +161,7 @@ class Trainer:
             ]
         coefs = algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
+        row |= turn_row(team, experience, targets, self.turns, self.config.tracker.turns)
         row |= pace(row, list(team), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = self.environments.seconds - stepped
         self.saving_seconds = 0.0
@@ -179,14 +185,18 @@ class Trainer:
                 episodes = self._collect(batch, draws, on_episodes=streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
             with clock("score"):
-                scored = score(
+                own = mixed_scores(
                     self.preemption.interruptible(self.reward),
                     episodes,
+                    list(team),
+                    list(team),
                     config.reward,
-                    self.state.moments,
-                    device=self.device,
-                    streamed=self.preemption.interruptible(streaming.answered) if streaming else None,
+                    self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
+            measured = self._baselines(iteration, batch, draws, episodes, clock)
+            with clock("score"):
+                moments = self.state.moments
+                scored = processed_scores(own, episodes, config.reward, moments, measured, device=self.device)
             self._warn_of_failed_rows(scored.failure)
             self._look_at_payments(iteration, episodes)
         greedy = (
@@ -255,9 +265,30 @@ class Trainer:
             on_episodes=on_episodes,
         )
 
+    def _baselines(
+        self, iteration: int, batch: Batch, draws: Draws, episodes: Sequence[Episode], clock: Stopwatch
+    ) -> Baselines:
+        """What each agent's credit is measured against, where it is measured in this iteration."""
+        if not measures_credit_in(self.config, iteration):
+            return {}
+
+        def replayed(agent: str) -> list[Episode]:
+            return self._replayed(agent, batch, draws, episodes)
+
+        with clock("credit"):
+            return baselines(self.config, iteration, self.preemption.interruptible(self.reward), episodes, replayed)
+
+    def _replayed(self, agent: str, batch: Batch, draws: Draws, episodes: Sequence[Episode]) -> list[Episode]:
+        """The same episodes, with the same luck, had one agent written as it did before training."""
+        assert self.initial is not None
+        generator = Substituted(self.generator, agent, self.initial, episodes)
+        return collect(self.environments, self.formats, batch, generator, draws, poll=self.preemption.poll)
+
     def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
-        filtered = sampling_of(self.config.rollout).filters
-        return {name: to_rows(episodes, name, device=self.device, filtered=filtered) for name in self.state.team}
+        return {
+            name: to_rows(episodes, name, device=self.device, filtered=agent.rollout.filters)
+            for name, agent in self.config.task.agents.items()
+        }
 
     def _scored_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch

@@ -80,11 +80,11 @@ def _truncated(rows: Sequence[Row], config: Config) -> str | None:
         several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well
         return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= ALL
 
-    cut = _agents(config, all_cut)
+    cut = [name for name in config.task.agents if all_cut(name)]
     if not cut:
         return None
     return (
-        f"every response of {cut} was cut at rollout.max_new_tokens={config.rollout.max_new_tokens} before it ended; "
+        f"every response of {listed(cut)} was cut at rollout.max_new_tokens={_limits(config, cut)} before it ended; "
         "raise that, or shorten what is asked for"
     )
 
@@ -157,7 +157,7 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     mean = fmean(explained(names[0]))
-    separate = config.critic.kind in (CriticKind.separate, CriticKind.adapter)
+    separate = config.task.agents[names[0]].critic.kind in (CriticKind.separate, CriticKind.adapter)
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
         if separate
@@ -237,7 +237,7 @@ def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
         return None
     return (
         f"{max(shares[name] for name in names):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
-        f"{config.rollout.max_new_tokens} before they end; raise that, or shorten what is asked for"
+        f"{_limits(config, names)} before they end; raise that, or shorten what is asked for"
     )
 
 
@@ -252,6 +252,11 @@ def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
     """The agents of whom something is true, in words; empty where it is true of none."""
     names = [name for name in config.task.agents if wanted(name)]
     return listed(names) if names else ""
+
+
+def _limits(config: Config, names: Sequence[str]) -> str:
+    """The response limits of some agents, each limit once."""
+    return "/".join(map(str, dict.fromkeys(config.task.agents[name].rollout.max_new_tokens for name in names)))
 
 
 def _there(share: float | None) -> float:

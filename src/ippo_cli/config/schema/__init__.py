@@ -38,6 +38,7 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    StepsConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -59,6 +60,7 @@ from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
+    CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
     FunctionRewardConfig,
@@ -70,7 +72,7 @@ from ippo_cli.config.schema.reward import (
     RewardConfig,
     RewardKind,
 )
-from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, Zero3Gather
+from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     CheckpointWeights,

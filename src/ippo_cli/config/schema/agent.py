@@ -7,7 +7,9 @@ from functools import partial
 from typing import TypeVar
 
 from ippo_cli.config.schema.actor import TinyLoraActorConfig
+from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import AnyCriticConfig
+from ippo_cli.config.schema.rollout import SamplingConfig
 
 T = TypeVar("T")
 
@@ -35,7 +37,7 @@ class PromptConfig:
 class AgentConfig(PromptConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
-    actor: TinyLoraActorConfig = field(
-        default_factory=partial(unset, TinyLoraActorConfig)
-    )  # this agent's values of `actor`
+    actor: TinyLoraActorConfig = field(default_factory=partial(unset, TinyLoraActorConfig))  # its values of `actor`
     critic: AnyCriticConfig = field(default_factory=partial(unset, AnyCriticConfig))  # and of `critic`
+    rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
+    algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps

@@ -147,7 +147,15 @@ class BehaviorCorrectionConfig:
 
 
 @dataclass
-class AlgorithmConfig:
+class StepsConfig:
+    """How often a buffer is gone over: the keys of `algorithm` that an agent may have values of its own for."""
+
+    ppo_epochs: PositiveInt  # passes over the buffer
+    mini_batch_size: PositiveInt | None  # an agent's sequences per optimizer step, global; null = rollout.buffer_size
+
+
+@dataclass
+class AlgorithmConfig(StepsConfig):
     """What is learnt from a buffer: objective, advantages, KL, epochs. null: has no part in this algorithm."""
 
     objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
@@ -171,8 +179,6 @@ class AlgorithmConfig:
     value_loss_coef: NonNegativeFloat | None  # weight of the value loss
     entropy_coef: float  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
-    ppo_epochs: PositiveInt  # passes over the buffer
-    mini_batch_size: PositiveInt | None  # an agent's sequences per optimizer step, global; null = rollout.buffer_size
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
     target_kl: PositiveFloat | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
     critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained

@@ -16,6 +16,13 @@ class RewardKind(str, Enum):
     gsm8k = "gsm8k"
 
 
+class CreditAssignment(str, Enum):
+    none = "none"
+    difference = "difference"
+    counterfactual = "counterfactual"
+    leave_out = "leave_out"
+
+
 class Processor(str, Enum):
     scale = "scale"
     shift = "shift"
@@ -41,6 +48,9 @@ class RewardConfig:
     kind: RewardKind  # exact_match | function | grid | gsm8k | environment
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
+    turn_weight: float  # weight, in both, of numbers for single turns beside those for whole episodes
+    credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
+    measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
     scale: float  # processor `scale` multiplies by this
     shift: float  # processor `shift` adds this

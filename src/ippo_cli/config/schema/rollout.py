@@ -25,12 +25,9 @@ class Zero3Gather(str, Enum):
 
 
 @dataclass
-class RolloutConfig:
-    """How responses are sampled."""
+class SamplingConfig:
+    """How tokens are chosen: the keys of `rollout` that an agent may have values of its own for."""
 
-    kind: RolloutKind  # hf: batched decoding with the training model itself
-    buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
-    num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
     temperature: PositiveFloat  # divides the logits; log-probs, entropy and KL use it as well
     top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
     top_k: NonNegativeInt  # keep the k likeliest tokens; 0 = off
@@ -39,6 +36,21 @@ class RolloutConfig:
     max_new_tokens: PositiveInt  # response limit
     min_new_tokens: NonNegativeInt  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are drawn from anything else than the tempered distribution."""
+        changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
+        return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass
+class RolloutConfig(SamplingConfig):
+    """How responses are sampled."""
+
+    kind: RolloutKind  # hf: batched decoding with the training model itself
+    buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
+    num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
     decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
     max_prompt_tokens: PositiveInt  # more in a first prompt is an error; later, with history=latest, it cuts an episode
     context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for

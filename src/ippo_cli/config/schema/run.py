@@ -76,6 +76,7 @@ class TrackerConfig:
     console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
     samples: NonNegativeInt  # rows of a sample table
+    turns: NonNegativeInt  # of agents with several turns: the first ones whose metrics are logged one by one; 0 = none
     profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
 
 

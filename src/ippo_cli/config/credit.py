@@ -1,0 +1,96 @@
+"""What measuring an agent's credit needs, and where it cannot be measured."""
+
+from __future__ import annotations
+
+from ippo_cli.config.arithmetic import divisors
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import (
+    Advantage,
+    Config,
+    ConversationConfig,
+    CreditAssignment,
+    EnvironmentRewardConfig,
+    FunctionRewardConfig,
+)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the initial weights are kept: some KL term compares with them, or they play episodes anew."""
+    return config.algorithm.kl.reward.coef != 0.0 or config.algorithm.kl.loss.coef != 0.0 or replays(config)
+
+
+def replays(config: Config) -> bool:
+    """Whether episodes are ever played anew by initial policies."""
+    reward = config.reward
+    return reward.credit_assignment is CreditAssignment.difference or reward.measure_credit_every > 0
+
+
+def replays_in(config: Config, iteration: int) -> bool:
+    """Whether they are in this iteration (counted from 0)."""
+    every = config.reward.measure_credit_every
+    return config.reward.credit_assignment is CreditAssignment.difference or (
+        every > 0 and (iteration + 1) % every == 0
+    )
+
+
+def measures_credit_in(config: Config, iteration: int) -> bool:
+    """Whether any credit is measured in this iteration."""
+    return config.reward.credit_assignment is not CreditAssignment.none or replays_in(config, iteration)
+
+
+def check_credit(config: Config) -> None:
+    """Raise `ConfigError` for weights that leave nothing, and for credit that cannot be measured."""
+    reward = config.reward
+    if isinstance(reward, EnvironmentRewardConfig) and not reward.turn_weight:
+        raise ConfigError("reward.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0")
+    _check_own_answers(config)
+    how = reward.credit_assignment
+    if how is CreditAssignment.none and not reward.measure_credit_every:
+        return
+    setting = f"reward.credit_assignment={how.value}"
+    if how is CreditAssignment.difference and reward.measure_credit_every:
+        raise ConfigError(
+            f"reward.measure_credit_every={reward.measure_credit_every}",
+            f"would do nothing: {setting} measures it in every iteration",
+            "set one of them to 0 or none",
+        )
+    if isinstance(reward, FunctionRewardConfig) and reward.whole_batch:
+        asked = setting if how is not CreditAssignment.none else "reward.measure_credit_every"
+        raise ConfigError(
+            "reward.whole_batch=true",
+            f"compares the rows of a batch, and {asked} asks about episodes that nobody played beside them",
+            "set it to false, or reward.credit_assignment=none reward.measure_credit_every=0",
+        )
+    if how is not CreditAssignment.none and config.algorithm.advantage is Advantage.greedy_baseline:
+        raise ConfigError(
+            setting,
+            "subtracts a baseline, and algorithm.advantage=greedy_baseline compares with the scores of greedy "
+            "responses, which have none",
+            "use none, or another algorithm",
+        )
+
+
+def _check_own_answers(config: Config) -> None:
+    """Refuse to put other answers into episodes in which somebody heard the one that was given."""
+    how, task = config.reward.credit_assignment, config.task
+    if how not in (CreditAssignment.counterfactual, CreditAssignment.leave_out):
+        return
+    setting = f"reward.credit_assignment={how.value}"
+    if not isinstance(task, ConversationConfig) or task.protocol != "parallel" or task.num_turns != 1:
+        told = f"task.kind={task.kind.value} has a world that answers"
+        if isinstance(task, ConversationConfig):
+            told = (
+                f"with task.protocol={task.protocol} task.num_turns={task.num_turns} others may have heard the old one"
+            )
+        raise ConfigError(
+            setting,
+            f"puts another answer into an episode and keeps everything else, and {told}",
+            "use reward.credit_assignment=difference, which plays the episode anew"
+            + (", or task.protocol=parallel task.num_turns=1" if isinstance(task, ConversationConfig) else ""),
+        )
+    if how is CreditAssignment.counterfactual and config.rollout.num_generations < 2:
+        raise ConfigError(
+            f"rollout.num_generations={config.rollout.num_generations}",
+            f"leaves {setting} no other answer to the same prompt",
+            "use one of " + " ".join(divisors(config.rollout.buffer_size).split()[1:]) + ", or leave_out or difference",
+        )

@@ -1,0 +1,136 @@
+"""What an agent's episodes would have scored had it said something else, which its credit is measured against.
+
+`difference`: its turns are written by its initial policy, and the episode is played anew (Wolpert and Tumer 2002,
+"Optimal payoff functions for members of collectives"). `leave_out`: it answers nothing. `counterfactual`: its answers
+to the same prompt in the other episodes stand in for its own (COMA's baseline, Foerster et al. 2018, arXiv 1705.08926,
+by samples instead of a critic). In the last two the others' answers stay as they are, so nobody may hear anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ippo_cli.config.schema import RewardConfig
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.score import Baseline, mixed_scores, turn_counts
+from ippo_cli.types import Completion, Episode
+
+NOTHING = torch.zeros(0)
+Answer = tuple[Completion, bool]  # what an agent said in an episode, and whether its part counts as cut
+Answers = Mapping[int, Mapping[str, Answer]]  # by sample index and agent
+
+
+def other_episodes_baseline(
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    others: Sequence[Episode],
+    agent: str,
+    agents: Sequence[str],
+    config: RewardConfig,
+) -> Baseline:
+    """Of one other episode for each: what the agent was scored there, turn by turn.
+
+    What it was paid there at turns that it has not had here falls on its last one.
+    """
+    found = mixed_scores(reward, others, agents, [agent], config)
+    known = ~found.failed[agent]
+    numbers = found.numbers[agent].where(known[:, None], 0.0)
+    return Baseline(numbers=folded(numbers, turn_counts(episodes, agent)), known=known, failure=found.failure)
+
+
+def silent(episode: Episode, agent: str) -> Episode:
+    """The episode with empty answers of one agent."""
+    nothing = Completion(ids=NOTHING.long(), logprobs=NOTHING, behavior_logprobs=NOTHING, text="", finished=True)
+    return replaced(episode, agent, (nothing, False))
+
+
+def recombined_baseline(
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    answers: Answers,
+    num_generations: int,
+    agent: str,
+    agents: Sequence[str],
+    config: RewardConfig,
+) -> Baseline:
+    """The mean score with the agent's answers to the same prompt in each of the other episodes, its own left out:
+
+        b_i^g = 1 / (n - 1) * sum over h != g of R(a_i^h, a_-i^g)
+
+    With its own answer among them credit would be smaller by (n - 1) / n, and otherwise the same. Equal answers are
+    asked about once. Those without a score are left out; not known is what nothing is left of.
+    """
+    others: list[Episode] = []
+    rows: list[int] = []
+    counts: list[int] = []
+    for row, episode in enumerate(episodes):
+        for answer, count in _distinct(_others(episode, answers, num_generations, agent)):
+            others.append(replaced(episode, agent, answer))
+            rows.append(row)
+            counts.append(count)
+    found = mixed_scores(reward, others, agents, [agent], config)
+    known = ~found.failed[agent]
+    weights = torch.tensor(counts, dtype=torch.float64) * known
+    place = torch.tensor(rows, dtype=torch.long)
+    numbers = found.numbers[agent].double().where(known[:, None], 0.0) * weights[:, None]
+    sums = torch.zeros(len(episodes), numbers.shape[1], dtype=torch.float64).index_add_(0, place, numbers)
+    total = torch.zeros(len(episodes), dtype=torch.float64).index_add_(0, place, weights)
+    means = (sums / total.clamp(min=1)[:, None]).float()
+    return Baseline(numbers=means, known=total > 0, failure=found.failure)
+
+
+def answers_to_prompts(episodes: Sequence[Episode], num_generations: int) -> Answers:
+    """What was said about the prompts of this rank's episodes of one turn, on whatever rank. Collective.
+
+    Prompts whose episodes all lie here are not told to others.
+    """
+    here = {episode.index: _said(episode) for episode in episodes if episode.failure is None}
+    sizes: dict[int, int] = {}
+    for episode in episodes:
+        group = episode.index // num_generations
+        sizes[group] = sizes.get(group, 0) + 1
+    divided = {index: answers for index, answers in here.items() if sizes[index // num_generations] < num_generations}
+    for told in distributed.gather_objects(divided):
+        here |= told
+    return here
+
+
+def replaced(episode: Episode, agent: str, answer: Answer) -> Episode:
+    """The episode with another answer of one agent."""
+    completion, cut = answer
+    turns = [replace(turn, completion=completion) if turn.agent == agent else turn for turn in episode.turns]
+    return replace(episode, turns=turns, unfinished=episode.unfinished - {agent} | ({agent} if cut else set()))
+
+
+def folded(numbers: Tensor, num_turns: Tensor) -> Tensor:
+    """Numbers by turn `[B, K']` as numbers of rows with `num_turns` `[B]`: later ones are added to the last turn."""
+    width = max(1, int(num_turns.max())) if len(num_turns) else 1
+    turn = torch.arange(numbers.shape[1]).minimum((num_turns - 1).clamp(min=0)[:, None])
+    return torch.zeros(len(numbers), width, dtype=numbers.dtype).scatter_add(1, turn, numbers)
+
+
+def _said(episode: Episode) -> dict[str, Answer]:
+    return {turn.agent: (turn.completion, turn.agent in episode.unfinished) for turn in episode.turns}
+
+
+def _others(episode: Episode, answers: Answers, num_generations: int, agent: str) -> Iterable[Answer]:
+    """What the agent said in the other episodes about the same prompt."""
+    first = episode.index - episode.index % num_generations
+    for index in range(first, first + num_generations):
+        if index != episode.index and agent in answers.get(index, {}):
+            yield answers[index][agent]
+
+
+def _distinct(answers: Iterable[Answer]) -> Iterable[tuple[Answer, int]]:
+    """Each answer once, and how often it was given."""
+    counted: dict[tuple[object, ...], tuple[Answer, int]] = {}
+    for answer in answers:
+        completion, cut = answer
+        key = (completion.text, completion.finished, cut, *completion.ids.tolist())
+        counted[key] = answer, counted.get(key, (answer, 0))[1] + 1
+    return counted.values()

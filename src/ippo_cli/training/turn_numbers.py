@@ -1,0 +1,107 @@
+"""An agent's metrics once more for each of its first turns: the same names, with `/turn/` and the turn's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.engine import distributed
+from ippo_cli.training.metrics import explained_variance, prefixed, ratio
+from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets, Turn
+
+
+def turn_row(
+    agents: Mapping[str, Agent],
+    experience: Experience,
+    targets: Mapping[str, Targets],
+    most: Mapping[str, int | None],
+    shown: int,
+) -> dict[str, float]:
+    """Of the agents that may have several turns, the first `shown` of them; `most` is how many each may have."""
+    row: dict[str, float] = {}
+    for name, agent in agents.items():
+        if most[name] == 1 or not shown:
+            continue
+        rollout, scores, own = experience.rollouts[name], experience.scores[name], targets[name]
+        turns = min(shown, _most_spoken(experience.episodes, name) if most[name] is None else most[name])
+        numbers = turn_sums(
+            experience.episodes, name, rollout, scores, own, turns, compares=agent.reference is not None
+        )
+        for turn in range(turns):
+            numbers |= {
+                f"{key}/turn/{turn + 1}": value for key, value in turn_moments(agent, rollout, own, turn).items()
+            }
+        row |= prefixed(name, numbers)
+    return row
+
+
+def turn_sums(
+    episodes: Sequence[Episode],
+    agent: str,
+    rollout: Rollout,
+    scores: Scores,
+    targets: Targets,
+    turns: int,
+    *,
+    compares: bool,
+) -> dict[str, float]:
+    """Means over the turns with one number, over all ranks; `compares`: whether there is a reference."""
+    spoken = [episode.of(agent) for episode in episodes]
+    per_token = {
+        "rollout/logprob": rollout.logprobs,
+        "targets/reward": targets.rewards,
+        "targets/return": targets.returns,
+    }
+    if compares:
+        per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
+    sums: dict[str, tuple[float, float]] = {}  # by name: the sum, and of how many
+    for turn in range(turns):
+        own = [said[turn] for said in spoken if len(said) > turn]
+        tokens = rollout.turn == turn
+        sums[f"rollout/response_length/turn/{turn + 1}"] = float(tokens.sum()), float(len(own))
+        sums[f"rollout/cut_share/turn/{turn + 1}"] = _cut(own), float(len(own))
+        for name, numbers in per_token.items():
+            sums[f"{name}/turn/{turn + 1}"] = float(numbers.double()[tokens].sum()), float(tokens.sum())
+        there = torch.tensor([len(said) > turn for said in spoken], dtype=torch.bool, device=scores.valid.device)
+        sums[f"score/turn/{turn + 1}"] = _column(scores.raw, turn, there & scores.valid)
+        for how, credit in scores.credit.items():
+            known = there & torch.isfinite(credit).all(dim=1)
+            sums[f"credit/{how}/mean/turn/{turn + 1}"] = _column(credit, turn, known)
+    total = distributed.all_sum(torch.tensor(list(sums.values()), dtype=torch.double, device=rollout.length.device))
+    return {name: ratio(*both) for name, both in zip(sums, total.tolist(), strict=True)}
+
+
+def turn_moments(agent: Agent, rollout: Rollout, targets: Targets, turn: int) -> dict[str, float]:
+    """Of one turn's action tokens that are trained on, over all ranks."""
+    tokens = targets.loss_mask & (rollout.turn == turn)
+    there = distributed.any_rank(bool(tokens.any()))
+    advantage, variance = distributed.masked_moments(targets.advantages, tokens)
+    found = {
+        "targets/advantage": float(advantage) if there else torch.nan,
+        "targets/advantage_spread": float(variance) ** 0.5 if there else torch.nan,
+    }
+    if agent.has_values:
+        value, _ = distributed.masked_moments(targets.values, tokens)
+        found["targets/value"] = float(value) if there else torch.nan
+        own = replace(targets, value_mask=targets.value_mask & tokens)
+        found["value/explained_variance"] = explained_variance(own, agent.policy.objective.config.gamma)
+    return found
+
+
+def _most_spoken(episodes: Sequence[Episode], agent: str) -> int:
+    """The most turns of an agent in an episode of the buffer."""
+    return int(distributed.all_max(torch.tensor(max((len(episode.of(agent)) for episode in episodes), default=0))))
+
+
+def _cut(turns: Sequence[Turn]) -> float:
+    return float(sum(not turn.completion.finished for turn in turns))
+
+
+def _column(numbers: Tensor, turn: int, rows: Tensor) -> tuple[float, float]:
+    """The sum of one turn's numbers over rows, and how many these are."""
+    paid = float(numbers[:, turn].double()[rows].sum()) if turn < numbers.shape[1] else 0.0
+    return paid, float(rows.sum())

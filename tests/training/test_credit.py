@@ -1,0 +1,186 @@
+"""Credit in whole iterations: who writes what anew, what it is measured against, and that nothing else moves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import SMALL, a_trainer, final_weights, new_run, rows, stopping_reward, train
+
+from ippo_cli.config.errors import Preempted
+from ippo_cli.rewards.score import mixed_scores
+from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.generator import Draws
+from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.types import Batch, Episode
+
+SHORT = ("num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+DIFFERENCE = "reward.credit_assignment=difference"
+HEARD = (
+    "task.agents.low.template='{letters}{heard}<'",
+    "task.agents.high.template='{letters}{heard}>'",
+    "rollout.max_new_tokens=4",
+)
+SEQUENTIAL = ("task.protocol=sequential", *HEARD)
+DIALOGUE = ("task.protocol=dialogue", "task.num_turns=2", *HEARD)
+FREE_RIDER = """
+def reward(examples, responses):
+    return {"team": [text.count("a") + len(text) / 7 for text in responses["low"]]}
+"""
+
+
+def spoken(episodes: Sequence[Episode]) -> list[list[tuple[str, str]]]:
+    return [[(turn.agent, turn.completion.text) for turn in one.turns] for one in episodes]
+
+
+def first_batch(trainer: Trainer) -> tuple[Batch, Draws]:
+    return trainer.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
+
+
+class Apart:
+    """The slow way: every turn is written anew, by the initial policies where they are asked for."""
+
+    def __init__(self, trainer: Trainer, agent: str) -> None:
+        self.trainer, self.agent = trainer, agent
+
+    def context_limit(self, agent: str) -> int:
+        return self.trainer.generator.context_limit(agent)
+
+    def forget(self) -> None:
+        self.trainer.generator.forget()
+
+    def generate(self, agent: str, requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
+        assert self.trainer.initial is not None
+        if agent != self.agent:
+            return self.trainer.generator.generate(agent, requests, draws)
+        own = replace(draws, purpose=f"{draws.purpose}/initial")
+        return self.trainer.initial.generate(agent, requests, own)
+
+
+def moved(trainer: Trainer) -> None:
+    """Weights that have moved far from the initial ones."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for agent in trainer.state.team.values():
+            for weight in agent.policy.engine.module.parameters():
+                weight.add_(torch.randn_like(weight) * 0.3)
+
+
+@pytest.mark.parametrize("protocol", [(), SEQUENTIAL, DIALOGUE], ids=["parallel", "sequential", "dialogue"])
+def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew(
+    tmp_path: Path, protocol: Sequence[str]
+) -> None:
+    with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
+        moved(trainer)
+        asked: list[tuple[str, int]] = []
+        write = trainer.generator.generate
+        trainer.generator.generate = lambda agent, requests, *rest, **more: (  # type: ignore[method-assign]
+            asked.append((agent, len(requests))),
+            write(agent, requests, *rest, **more),
+        )[1]
+        experience, _ = trainer.experience(0, Stopwatch())
+        told = list(asked)
+        batch, draws = first_batch(trainer)
+        for name in ("low", "high"):
+            anew = collect(trainer.environments, trainer.formats, batch, Apart(trainer, name), draws)
+            assert spoken(anew) != spoken(experience.episodes)
+            config, agents = trainer.config.reward, ["low", "high"]
+            there = mixed_scores(trainer.reward, anew, agents, [name], config).numbers[name]
+            here = mixed_scores(trainer.reward, experience.episodes, agents, [name], config).numbers[name]
+            assert torch.equal(experience.scores[name].score, here - there)
+            assert torch.equal(experience.scores[name].raw, here)
+            assert bool(experience.scores[name].score.any())
+        if not protocol:  # nobody hears anybody: the others' answers are not written again
+            assert told == [("low", 16), ("high", 16)]
+        elif protocol is SEQUENTIAL:  # `low` is heard, and `high` answers anew where it wrote something else
+            assert told[:2] == [("low", 16), ("high", 16)]
+            assert [agent for agent, _ in told[2:]] == ["high"]
+
+
+@pytest.mark.slow
+def test_an_agent_that_does_not_matter_learns_nothing_and_all_of_the_score_is_the_others(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(FREE_RIDER)
+    own = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
+    plain = [
+        "algorithm=reinforce_plus_plus",
+        "algorithm.mini_batch_size=16",
+        "algorithm.kl.reward.coef=0",
+        "algorithm.advantage_normalization=false",
+    ]
+    for how in ("difference", "counterfactual", "leave_out"):
+        keys = [*SHORT, *own, *plain, "rollout.num_generations=4", f"reward.credit_assignment={how}"]
+        row = rows(train(tmp_path, *keys))[-1]
+        assert row[f"high/credit/{how}/zero_share"] == 1.0
+        assert row[f"high/credit/{how}/std"] == 0.0
+        assert row["high/targets/zero_advantage_fraction"] == 1.0
+        assert row["high/policy/grad_norm"] == 0.0
+        assert row["high/score/mean"] == row["low/score/mean"] > 0
+        assert row["low/credit/" + how + "/std"] > 0
+        assert row["low/policy/grad_norm"] > 0
+
+
+@pytest.mark.slow
+def test_measuring_for_the_log_alone_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
+    plain = train(tmp_path, *SHORT, *DIALOGUE)
+    measured = train(tmp_path, *SHORT, *DIALOGUE, "reward.measure_credit_every=2")
+    for without, row in zip(rows(plain), rows(measured), strict=True):
+        more = {key: value for key, value in row.items() if key not in without}
+        assert without.items() <= row.items()
+        assert any("credit/difference/mean" in key for key in more) == (row["iteration"] == 2)
+        assert all("/credit/" in key or "/kl/" in key for key in more)
+    expected, found = final_weights(plain), final_weights(measured)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [*SHORT, *stopping_reward(tmp_path), DIFFERENCE, "actor.learning_rate=0.01"]
+    whole = train(tmp_path, *keys)
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "7")  # after two of the evaluation and three of the first iteration
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    assert rows(folder)[-1]["iteration"] == 1
+    monkeypatch.delenv("STOP_AT_CALL")
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+    assert rows(whole)[-1]["low/credit/difference/std"] > 0
+
+
+@pytest.mark.slow
+def test_two_ranks_under_zero_3_play_anew_what_one_rank_does(tmp_path: Path) -> None:
+    layered = ["deepspeed=zero3", "rollout.zero3_gather=layer", "rollout.buffer_size=6"]
+    own = [*SHORT, "num_iterations=1", *layered, *SEQUENTIAL, DIFFERENCE]
+    alone = rows(train(tmp_path, *own))[-1]
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ippo_cli.cli.train",
+            *SMALL,
+            *own,
+            "launch.processes=2",
+            f"output_dir={tmp_path / 'two'}",
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
+    both = rows(metrics.parent)[-1]
+    told = [key for key in alone if "/credit/" in key or "/score/" in key]
+    assert any("/credit/" in key for key in told)
+    assert {key: both[key] for key in told} == pytest.approx({key: alone[key] for key in told}, abs=1e-5)

@@ -1,0 +1,127 @@
+"""An agent that speaks in some episodes alone, in some steps' rows, on one of two ranks, or never."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small import SMALL, a_trainer, rows, train
+
+from ippo_cli.cli.arguments import arguments
+
+pytestmark = pytest.mark.slow
+
+WORLD = '''
+class Table:
+    """One agent speaks in every episode; another in those whose seed SPEAKS."""
+
+    def reset(self, seed):
+        self.seed = seed
+        return {"often": f"{seed % 10}"}, {}
+
+    def step(self, action):
+        paid = {name: text.count("a") + len(text) / 7 for name, text in action.items()}
+        if "often" in action and SPEAKS(self.seed):
+            return {"seldom": f"{self.seed % 7}"}, paid, False, False, {}
+        return {}, paid, True, False, {}
+
+    def close(self):
+        pass
+
+
+def make():
+    return Table()
+'''
+SPEAKS = "(lambda seed: seed % 5 == 0)"
+
+
+def overrides(root: Path, speaks: str = SPEAKS) -> list[str]:
+    file = root / "world.py"
+    file.write_text(WORLD.replace("SPEAKS(", f"{speaks}("))
+    return arguments(
+        [
+            "task=environment",
+            f"task.environment={file}:make",
+            "~task.agents.player",
+            '+task.agents={often:{template:"{observation}"},seldom:{template:"{observation}"}}',
+            "rollout.max_new_tokens=4",
+            "rollout.buffer_size=16",
+            "task.agents.seldom.rollout.temperature=1.5",
+            "task.agents.seldom.algorithm.mini_batch_size=2",
+            "task.agents.seldom.algorithm.ppo_epochs=2",
+            "algorithm=ppo",
+            "algorithm.mini_batch_size=8",
+            "algorithm.credit=turn",
+            "algorithm.turn_value=first",
+            "actor.warmup_iterations=0",
+            "evaluation.every=0",
+            "checkpoint.every=0",
+            "num_iterations=2",
+        ]
+    )
+
+
+def test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does(tmp_path: Path) -> None:
+    keys = overrides(tmp_path)
+    one = rows(train(tmp_path / "one", *keys))
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys),
+            *(f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero2"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
+    trained = [row for row in one if row["iteration"] > 0]
+    for row in trained:
+        assert 0 < row["seldom/policy/steps"] < 16, "in some steps nobody speaks, and these are none"
+    for first, second in zip(one, rows(metrics.parent), strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            if not key.endswith("first_step_deviation"):
+                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+def test_an_agent_that_never_speaks_learns_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    found = []
+    for place, speaks in (("never", "(lambda seed: False)"), ("some", SPEAKS)):
+        (tmp_path / place).mkdir()
+        with a_trainer(tmp_path / place, *overrides(tmp_path / place, speaks)) as trainer:
+            team = trainer.state.team
+            before = {
+                learner: {name: value.clone() for name, value in learner.engine.module.state_dict().items()}
+                for learner in team.learners
+            }
+            trainer.step()
+            row = trainer.state.progress.row
+            assert row is not None
+            moved = {
+                f"{learner.name}/{learner.stage}": any(
+                    not torch.equal(value, before[learner][name])
+                    for name, value in learner.engine.module.state_dict().items()
+                )
+                for learner in team.learners
+            }
+            assert moved == {
+                "often/policy": True,
+                "often/value": True,
+                "seldom/policy": place == "some",
+                "seldom/value": place == "some",
+            }
+            assert math.isnan(row["seldom/score/mean"]) == (place == "never")
+            found.append(row)
+    never, some = found
+    own = [key for key in never if key.startswith("often/") and "score" not in key and "targets" not in key]
+    assert never["seldom/policy/steps"] == never["seldom/value/steps"] == 0
+    assert never["often/rollout/logprob"] == some["often/rollout/logprob"]
+    assert len(own) > 10
