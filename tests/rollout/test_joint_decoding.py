@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from players import DRAWS, TOKENIZER, Players, Rounds, model_of, said
+from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.schema import AdapterInit, LoraConfig
@@ -83,9 +83,12 @@ def test_decoded_at_once_or_one_after_another_everybody_says_the_same(
 
 
 def together(players: Players) -> list[tuple[str, ...]]:
-    from players import ROLLOUT
+    return HfGenerator(players.policies, ROLLOUT, dict.fromkeys(AGENTS, ROLLOUT)).together(AGENTS)
 
-    return HfGenerator(players.policies, ROLLOUT).together(AGENTS)
+
+def test_agents_who_are_sampled_unlike_are_decoded_apart(players: Players) -> None:
+    sampling = dict.fromkeys(AGENTS, ROLLOUT) | {"high": replace(ROLLOUT, top_k=3)}
+    assert HfGenerator(players.policies, ROLLOUT, sampling).together(AGENTS) == [("low", "mid"), ("high",)]
 
 
 def test_a_joint_batch_decodes_as_many_rows_at_once_as_it_may(players: Players) -> None:

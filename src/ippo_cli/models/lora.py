@@ -199,7 +199,7 @@ class Adapter(nn.Module):
 
     def __init__(self, base: FrozenBase, name: str, config: LoraConfig, layers: Mapping[str, Any]) -> None:
         super().__init__()
-        vars(self)["base"] = base
+        self.__dict__["base"] = base
         self.base: FrozenBase
         self.name, self.config = name, config
         self.scales = {path: float(layer.scaling[name]) for path, layer in layers.items()}
@@ -263,8 +263,8 @@ class AdapterPolicy(Policy):
     def __init__(self, base: FrozenBase, adapter: Adapter | None, value_head: ValueHead | None = None) -> None:
         super().__init__(base.lm, value_head)
         del self.lm
-        vars(self)["lm"] = base.lm  # not registered: an engine must see the adapter alone
-        vars(self)["base"] = base
+        self.__dict__["lm"] = base.lm  # not registered: an engine must see the adapter alone
+        self.__dict__["base"] = base
         self.base: FrozenBase
         self.adapter = adapter
         self.packs = base.packs
