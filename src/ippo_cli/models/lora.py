@@ -213,7 +213,7 @@ class Adapter(nn.Module):
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """`weights` by registered names, in peft's format."""
         folder.mkdir(parents=True, exist_ok=True)
-        _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(folder)
+        _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
         named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
         save_file(named, folder / FILES[1], metadata={"format": "pt", "base": self.base.fingerprint})
 
