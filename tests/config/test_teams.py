@@ -68,7 +68,7 @@ def test_groups_belong_to_shared_weights_alone() -> None:
         (["actor=lora"], "actor.model=null names no weights for agent low; .* use actor=tiny_lora"),
         (
             ["actor=tiny_lora", "team=shared_base", "task.agents.high.actor.hidden_size=64"],
-            "task.agents.high.actor.hidden_size=64 differs from low's 128, and both are in group shared, which has one b",
+            "task.agents.high.actor.hidden_size=64 differs from low's 128, and both are in group shared, which has one",
         ),
     ],
 )
