@@ -17,13 +17,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from learning import Outcome, outcome, tables, write_between
+from learning import Outcome, outcome, sampled_score, tables, write_between
 
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
@@ -86,6 +86,7 @@ class Job:
     seed: int
     overrides: tuple[str, ...]
     config: Config  # what they give; composed before threads start, as Hydra knows one composition at a time
+    score: Callable[[Mapping[str, float]], float] = sampled_score  # what its evaluations are read for
 
 
 def main() -> int:
@@ -182,7 +183,14 @@ def run(job: Job) -> Outcome:
             error = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
             print(f"{job.config.name}: {error}", file=sys.stderr, flush=True)
             return Outcome(task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides, error=error)
-    result = outcome(found, task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides)
+    result = outcome(
+        found,
+        task=job.task,
+        variant=job.variant,
+        seed=job.seed,
+        overrides=job.overrides,
+        held_out_score=job.score,
+    )
     print(f"{job.config.name}: {result.first:.3f} -> {result.last:.3f} in {result.wall_seconds:.0f} s", flush=True)
     return result
 

@@ -52,7 +52,7 @@ def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, flo
     axis.set(xlabel="joint samples trained on", ylabel="score")
     if outcomes:
         axis.legend(frameon=False)
-    return _saved(figure, folder / f"episodes-{name}.svg")
+    return saved(figure, folder / f"episodes-{name}.svg")
 
 
 def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
@@ -66,7 +66,7 @@ def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
         axis.plot(samples, [point.score for point in held_out], ".", color=line.get_color())
     axis.set(xlabel="joint samples trained on", ylabel="share of correct letters", ylim=(0, 1.02))
     axis.legend(frameon=False, loc="lower right")
-    return _saved(figure, file)
+    return saved(figure, file)
 
 
 def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Path) -> Path:
@@ -81,7 +81,7 @@ def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Pat
             columns = list(zip(*(one.points(held_out=held_out) for one in results), strict=True))
             scores = [[point.score for point in column] for column in columns]
             _band(axis, [column[0].samples for column in columns], scores, style)
-    return _saved(figure, folder / f"{picture_of(outcomes[0].variant)}.svg")
+    return saved(figure, folder / f"{picture_of(outcomes[0].variant)}.svg")
 
 
 def _over_time(outcomes: Sequence[Outcome], tasks: Sequence[str], file: Path) -> Path:
@@ -95,7 +95,7 @@ def _over_time(outcomes: Sequence[Outcome], tasks: Sequence[str], file: Path) ->
             scores = [[score_after(one, seconds) for one in results] for seconds in times]
             _band(axis, times, scores, {"linewidth": 1.2, "label": name})
     axes[0].legend(frameon=False)
-    return _saved(figure, file)
+    return saved(figure, file)
 
 
 def _panels(tasks: Sequence[str], label: str) -> tuple[Any, list[Any]]:
@@ -113,7 +113,8 @@ def _band(axis: Any, at: Sequence[float], scores: Sequence[Sequence[float]], sty
     )
 
 
-def _saved(figure: Any, file: Path) -> Path:
+def saved(figure: Any, file: Path) -> Path:
+    """Write a figure and close it; the file."""
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,20 @@ class Outcome:
         return [point for point in self.curve if point.held_out == held_out]
 
 
-def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequence[str]) -> Outcome:
+def sampled_score(metrics: Mapping[str, float]) -> float:
+    """What an evaluation is read for, unless a task says otherwise."""
+    return metrics["sampled/score"]
+
+
+def outcome(
+    folder: Path,
+    *,
+    task: str,
+    variant: str,
+    seed: int,
+    overrides: Sequence[str],
+    held_out_score: Callable[[Mapping[str, float]], float] = sampled_score,
+) -> Outcome:
     """What a finished run's folder says."""
     state = json.loads((folder / "run.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -67,7 +80,8 @@ def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequ
             score = statistics.fmean(trained)
             curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=False))
         if "eval/sampled/score" in row:
-            score = row["eval/sampled/score"]
+            evaluated = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+            score = held_out_score(evaluated)
             curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=True))
     held_out = state["evaluation"]
     return Outcome(
@@ -75,8 +89,8 @@ def outcome(folder: Path, *, task: str, variant: str, seed: int, overrides: Sequ
         variant=variant,
         seed=seed,
         overrides=overrides,
-        first=held_out["first"]["sampled/score"],
-        last=held_out["last"]["sampled/score"],
+        first=held_out_score(held_out["first"]),
+        last=held_out_score(held_out["last"]),
         wall_seconds=state["wall_seconds"],
         curve=curve,
     )

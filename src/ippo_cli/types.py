@@ -139,6 +139,11 @@ class Episode:
     truncation: str  # why it was cut: environment, turns or context; empty where it was not
     failure: Exception | None  # what its environment raised: there is no reward then
     parts: Mapping[str, float]  # further numbers of the environment, for the log
+    partners: frozenset[str] = frozenset()  # agents for whom earlier weights spoke: nothing is learnt from their turns
+
+    def own(self, agent: str) -> list[Turn]:
+        """One agent's turns that it spoke with its current weights: what may be learnt from."""
+        return [] if agent in self.partners else self.of(agent)
 
     def of(self, agent: str) -> list[Turn]:
         """One agent's turns."""

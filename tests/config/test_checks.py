@@ -36,9 +36,11 @@ UNBOUNDED = {
     "invalid_reward",
     "seat",
 }
-GRPO = "algorithm=grpo"
+GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
+
+POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
@@ -118,6 +120,34 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.turn_value=after is one value for a whole response, and",
     ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
+    ((SHARED, HAPPO), {}, 1, "team.update_order=sequential puts policies in an order, and only shared learns"),
+    ((), {"team.update_order": "round_robin"}, 1, "team.round_robin_every=null is needed by team.update_order=round"),
+    ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
+    ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
+    ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
+    ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
+    ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
+    (
+        (),
+        {"task.agents.low.frozen": True, "task.agents.low.critic.learning_rate": 0.5},
+        1,
+        "task.agents.low.critic.learning_rate=0.5 would do nothing",
+    ),
+    (
+        (SHARED,),
+        {"team.groups": {"pair": ["low", "high"]}, "task.agents.low.frozen": True},
+        1,
+        "team.groups.pair=[low,high] names low, whose weights are its initial ones",
+    ),
+    ((), {"team.partners.every": 2, "team.partners.size": 2}, 1, "team.partners.share=null is needed by a pool"),
+    ((), {"team.partners.size": 2}, 1, "team.partners.size=2 would do nothing: team.partners.every=0"),
+    ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
+    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 keeps snapshots that speak in the place"),
+    ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
+    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.partners.every=2 lets snapshots speak for agents"),
+    ((), POOL | {"team.partners.share": 1.5}, 1, "team.partners.share=1.5 is out of range"),
+    ((), POOL | {"team.partners.elo": True}, 1, "team.partners.elo=true compares what agents are paid, and task.kind"),
+    ((), {"team.round_robin_every": 0}, 1, "team.round_robin_every=0 is out of range"),
     ((SHARED,), {"team.groups": {"a-b": ["low"]}}, 1, "team.groups.a-b is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"eval": ["low"]}}, 1, "team.groups.eval is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"high": ["low"]}}, 1, "team.groups.high has the name of an agent"),
@@ -608,6 +638,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_high", 0.1, "behavior_correction.level=none has no weights"),
+    ((), "sequential_correction.cap", 2.0, "sequential_correction.pooling=null has no factors"),
 ]
 
 

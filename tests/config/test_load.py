@@ -122,6 +122,7 @@ def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml()
                 "system",
                 "answer",
                 "warm_start_answer",
+                "frozen",
             )
             assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
             free = field.default_factory is dataclasses.MISSING

@@ -44,6 +44,7 @@ def test_an_episode_as_data_holds_every_turn_with_what_was_told_written_and_paid
             ],
             "terminated": False,
             "truncation": "environment",
+            "partners": [],
             "failure": None,
             "last_observations": {"low": "the end"},
             "parts": {"invalid": 2.0, "odd": None},

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
@@ -73,13 +73,38 @@ def build_team(
     """
     frozen = _Frozen(device)
     built: dict[str, Agent] = {}
+    agents_frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
     for holder, names in members(config).items():
+        if config.task.agents[names[0]].frozen:
+            agents_frozen[holder] = _build_frozen(config, holder, str(weights[holder]), frozen)
+            continue
         place = None if saved is None else saved / holder
         one = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
-    return Team(agents={name: built[name] for name in config.task.agents}, learners=learners)
+    return Team(
+        agents={name: built[name] for name in config.task.agents if name in built},
+        learners=learners,
+        frozen=agents_frozen,
+        names=tuple(config.task.agents),
+    )
+
+
+def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> FrozenAgent:
+    """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
+    actor = config.task.agents[name].actor
+    tokenizer = load_tokenizer(weights, actor.revision)
+    policy = _reference(config, name, actor, weights, frozen)
+    if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
+        from ippo_cli.models.lora import AdapterPolicy
+
+        base = _base(config, name, actor, weights, frozen)
+        adapter = base.add(actor, "actor", config.seed)
+        adapter.load(Path(actor.adapter), "actor.adapter")
+        policy = AdapterPolicy(base, adapter).eval()
+    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
 
 
 def _build_agent(

@@ -123,7 +123,7 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
         critic = agent.critic
-        if not isinstance(critic, SeparateCriticConfig):
+        if agent.frozen or not isinstance(critic, SeparateCriticConfig):
             continue
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)

@@ -17,6 +17,7 @@ from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
+from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
@@ -46,6 +47,11 @@ class Learner:
     def stage(self) -> str:
         """What its metrics and its checkpoint's folder are named after, below its name."""
         return self.objective.stage
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether agents speak with what it trains."""
+        return isinstance(self.engine.module, Policy)
 
     @property
     def packs(self) -> bool:

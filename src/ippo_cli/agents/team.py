@@ -1,22 +1,27 @@
-"""A team: the agents of a run, and the learners that train their weights."""
+"""A team: the agents of a run, and the learners that train the weights of those who learn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.agent import Agent, FrozenAgent, GenerationPolicy
 from ippo_cli.agents.learner import Learner
 
 
 @dataclass(kw_only=True, eq=False)
 class Team(Mapping[str, Agent]):
-    """Agents by name, in the task's order, and every learner once, in the same order on all ranks."""
+    """Agents who learn by name, in the task's order, and every learner once, in the same order on all ranks.
+
+    As a mapping it has no frozen agents: nothing is learnt from their rows. `speakers` has all.
+    """
 
     agents: dict[str, Agent]
     learners: list[Learner]
+    frozen: dict[str, FrozenAgent] = field(default_factory=dict)  # who speak with their initial weights
+    names: tuple[str, ...] = ()  # of all, in the task's order
 
     def __getitem__(self, name: str) -> Agent:
         return self.agents[name]
@@ -26,6 +31,11 @@ class Team(Mapping[str, Agent]):
 
     def __len__(self) -> int:
         return len(self.agents)
+
+    @property
+    def speakers(self) -> dict[str, GenerationPolicy]:
+        """Everyone who may be asked for responses, in the task's order."""
+        return {name: self.frozen.get(name) or self.agents[name] for name in self.names}
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
         """What a learner's rows are written in: its agents have one vocabulary."""

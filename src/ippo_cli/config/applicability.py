@@ -119,6 +119,8 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
     method, level = algorithm.reweight.method, algorithm.behavior_correction.level
     unpowered = None if method is Reweight.pow else f"reweight.method={method.value} takes no power"
     unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
+    pooling = algorithm.sequential_correction.pooling
+    unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("credit", Credit.token, scored, None),
@@ -146,6 +148,7 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
         ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
+        ("sequential_correction.cap", None, unfactored, None),
     ]
     for key, inactive, reason, needed in rows:
         yield key, attrgetter(key)(algorithm), inactive, reason, needed

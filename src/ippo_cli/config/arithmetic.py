@@ -36,7 +36,7 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         name: math.ceil(size / critic_mini_batch_size(config, agent))
         * (agent.critic.ppo_epochs or agent.algorithm.ppo_epochs)
         for name, agent in config.task.agents.items()
-        if isinstance(agent.critic, OwnCriticConfig)
+        if isinstance(agent.critic, OwnCriticConfig) and not agent.frozen
     }
     return Arithmetic(
         num_iterations=iterations,

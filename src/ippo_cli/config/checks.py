@@ -13,6 +13,7 @@ from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.schema import (
     AgentConfig,
@@ -58,6 +59,8 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_run(config)
     _check_agents(config, training=training)
     check_team(config)
+    if training:
+        check_learning_order(config)
     _check_turns(config)
     _check_rollout(config, world_size)
     check_algorithm(config)

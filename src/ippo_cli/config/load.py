@@ -134,7 +134,7 @@ def typed(plain: dict[str, Any]) -> schema.Config:
         for group, cls in KEYS_PER_AGENT.items():
             own[group] = _object(cls, _part(agent, group, where), f"{where}{group}.")
         agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.PromptConfig, agent, where)), **own)
+        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.SpeakerConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
 

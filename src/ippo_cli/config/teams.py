@@ -28,7 +28,7 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
 
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
-    own where nobody else has its weights.
+    own where nobody else has its weights, as those of a frozen agent.
     """
     groups = _groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
     return _grouped(config, groups)
@@ -56,7 +56,7 @@ def _holders_among(config: Config, names: Sequence[str]) -> list[str]:
 def _groups(config: Config) -> Mapping[str, Sequence[str]]:
     team = config.team
     if isinstance(team, SharedPolicyConfig | SharedBaseConfig):
-        return team.groups or {SHARED: list(config.task.agents)}
+        return team.groups or {SHARED: [name for name, agent in config.task.agents.items() if not agent.frozen]}
     return {}
 
 
@@ -66,6 +66,12 @@ def _grouped(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, t
     for name in config.task.agents:
         found.setdefault(group_of.get(name, name), []).append(name)
     return {group: tuple(names) for group, names in found.items()}
+
+
+def learning_members(config: Config) -> dict[str, tuple[str, ...]]:
+    """The same without agents that are frozen: whose weights have a learner."""
+    agents = config.task.agents
+    return {holder: names for holder, names in members(config).items() if not agents[names[0]].frozen}
 
 
 def holders(config: Config) -> dict[str, str]:
@@ -86,6 +92,9 @@ def refuse_unusable_name(where: str, name: str) -> None:
 def check_team(config: Config) -> None:
     """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
     team, agents = config.team, config.task.agents
+    for name, agent in agents.items():
+        if agent.frozen:
+            _refuse_training_values(config, name, agent)
     _check_adapters(config)
     if not isinstance(team, SharedPolicyConfig | SharedBaseConfig):
         return
@@ -95,7 +104,7 @@ def check_team(config: Config) -> None:
             f"puts all agents into a group named {SHARED}, and one of them has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
-    _check_groups(team.groups, list(agents))
+    _check_groups(team.groups, agents)
     if isinstance(team, SharedBaseConfig):
         _check_bases(config)
         return
@@ -108,6 +117,12 @@ def check_team(config: Config) -> None:
 def _check_adapters(config: Config) -> None:
     """Adapters need a frozen base below them, and engines that do not spread it."""
     for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, LoraActorConfig) and config.team.partners.every:
+            raise ConfigError(
+                f"team.partners.every={config.team.partners.every}",
+                f"keeps earlier models as partners, and actor={agent.actor.kind.value} of {name} trains an adapter",
+                "use 0, or actor=full or actor=tiny",
+            )
         if isinstance(agent.critic, AdapterCriticConfig) and not isinstance(agent.actor, LoraActorConfig):
             raise ConfigError(
                 "critic=adapter",
@@ -141,6 +156,8 @@ def _check_bases(config: Config) -> None:
     """Agents on one base: all with adapters, and of one model."""
     agents = config.task.agents
     for group, names in bases(config).items():
+        if agents[names[0]].frozen:
+            continue  # who is frozen stands alone
         for name in names:
             actor = agents[name].actor
             if not isinstance(actor, LoraActorConfig):
@@ -154,7 +171,7 @@ def _check_bases(config: Config) -> None:
             _refuse_unequal(group, names[0], agents[names[0]], name, agents[name], "actor", free=own)
 
 
-def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> None:
+def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
     group_of: dict[str, str] = {}
     for group, names in groups.items():
         where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
@@ -166,6 +183,12 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) ->
         for name in names:
             if name not in agents:
                 raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
+            if agents[name].frozen:
+                raise ConfigError(
+                    written,
+                    f"names {name}, whose weights are its initial ones (task.agents.{name}.frozen=true)",
+                    "leave it out: whoever is in no group has weights of its own",
+                )
             if name in group_of:
                 raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
             group_of[name] = group
@@ -201,6 +224,20 @@ def _refuse_unequal(
                 f"differs from {first}'s {_shown(wanted)}, and both are in group {group}, which has one {what}",
                 f"set {part}.{key} for all of them, or use another group",
             )
+
+
+def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> None:
+    """Raise where a frozen agent is given values of training that others do not have: nothing would read them."""
+    read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
+    for part, own, common in (("actor", agent.actor, config.actor), ("critic", agent.critic, config.critic)):
+        for field in fields(own):
+            value = getattr(own, field.name)
+            if value != getattr(common, field.name) and not (part == "actor" and field.name in read):
+                raise ConfigError(
+                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                    f"would do nothing: task.agents.{name}.frozen=true, and who is frozen is not trained",
+                    "leave it out, or set frozen=false",
+                )
 
 
 def _shown(value: Any) -> str:

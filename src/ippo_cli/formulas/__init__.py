@@ -15,13 +15,16 @@ from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
 from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from ippo_cli.formulas.policy_loss import behavior_weights, clipped_policy_loss, on_policy_loss, pool_logratio
+from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
+from ippo_cli.formulas.sequential import sequential_factor, step_logratio
 from ippo_cli.formulas.value_loss import value_loss
 
 __all__ = [
     "adaptive_kl_step",
     "aggregate",
     "behavior_weights",
+    "bradley_terry",
     "clipped_policy_loss",
     "full_kl",
     "gae",
@@ -39,6 +42,8 @@ __all__ = [
     "reward_to_go",
     "reweight",
     "selected_logprobs",
+    "sequential_factor",
+    "step_logratio",
     "turn_ends",
     "turn_gae",
     "value_loss",

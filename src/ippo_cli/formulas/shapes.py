@@ -1,7 +1,7 @@
-"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, H hidden width, V vocabulary.
+"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, S steps, H hidden width, V vocabulary.
 
-The letters stand for one size within a call: `Tokens` beside `Rows` have as many rows. Nothing is checked when a run
-trains; the tests import the formulas with a type checker.
+N are players. The letters stand for one size within a call: `Tokens` beside `Rows` have as many rows. Nothing is
+checked when a run trains; the tests import the formulas with a type checker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Mask = Shaped[Tensor, "B R"]  # bool, or 0 and 1 of any dtype
 TokenMask = Bool[Tensor, "B R"]
 TurnNumbers = Int[Tensor, "B R"]
 Turns = Float[Tensor, "B K"]
+Steps = Float[Tensor, "B S"]
 Rows = Float[Tensor, "B"]
+Games = Float[Tensor, "N N"]
+Players = Float[Tensor, "N"]
 Labels = Int[Tensor, "B"]
 Hidden = Float[Tensor, "*shape H"]
 ReferenceHidden = Float[Tensor, "*shape H2"]

@@ -250,8 +250,8 @@ def failed_rows(rewards: Reward, numbers: Tensor) -> Tensor:
 
 
 def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
-    """How many turns the agent had in each episode, `[B]`."""
-    return torch.tensor([len(turn_steps(episode, agent)) for episode in episodes], dtype=torch.long)
+    """How many turns the agent had in each episode, `[B]`; none where earlier weights spoke for it."""
+    return torch.tensor([len(episode.own(agent)) for episode in episodes], dtype=torch.long)
 
 
 def processed(

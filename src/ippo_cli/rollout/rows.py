@@ -11,14 +11,14 @@ from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
 
 
 def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
-    """Row b is the agent's part of episode b; one that never spoke has an empty mask.
+    """Row b is the agent's part of episode b; one that never spoke, or for whom earlier weights did, has an empty mask.
 
     A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
     between two of them, masked out, what the agent read before it wrote again; after the last one what it was told at
     the end of a truncated episode. A turn whose prompt does not begin with what was read and written before is
     `detached`. `filtered` says whether tokens were drawn from something else than the policy.
     """
-    turns = [episode.of(agent) for episode in episodes]
+    turns = [episode.own(agent) for episode in episodes]
     rows = [_Row(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
     columns = _Columns([row.parts for row in rows])
     # An agent without a turn reads one token, whichever: a model cannot read nothing.

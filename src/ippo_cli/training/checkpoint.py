@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from ippo_cli.training.folder import (
     step_name,
     warn,
 )
+from ippo_cli.training.partners import PoolState
 from ippo_cli.training.random_streams import restore_rng
 from ippo_cli.training.run import RunState
 
@@ -64,6 +65,7 @@ class State:
     progress: Progress
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams as they were when `progress` was reached
+    pool: PoolState = field(default_factory=PoolState)  # of partners; empty where none are kept
 
 
 class Checkpoints:
@@ -161,6 +163,7 @@ class Checkpoints:
             learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
+        state.pool.restore(stored["partners"])
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
@@ -262,6 +265,7 @@ def _stored(state: State) -> dict[str, Any]:
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "skipped_in_a_row": skipped,
+        "partners": state.pool.stored(),
         "run": {
             "evaluation": state.run.evaluation,
             "iterations": state.run.iterations,

@@ -164,8 +164,14 @@ class Console:
         self._out.print(table, width=min(self._out.width, LINE_WIDTH))
         sys.stdout.flush()
 
-    def summary(self, folder: Path, evaluation: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
-        """What came out, and what to do with it."""
+    def summary(
+        self,
+        folder: Path,
+        evaluation: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+        ratings: Sequence[tuple[str, float]] = (),
+    ) -> None:
+        """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first."""
         shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
@@ -176,6 +182,9 @@ class Console:
         ]
         if greedy in first and greedy in last:
             lines.append(f"greedy exact     {first[greedy]:.3f} -> {last[greedy]:.3f}")
+        if ratings:
+            rated = [f"{name} {rating:.0f}" for name, rating in ratings]
+            lines.append("Elo              " + fitting(rated, LINE_WIDTH - 17) + f"   (all: {shown}/elo.json)")
         lines += [
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",

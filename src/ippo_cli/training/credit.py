@@ -17,26 +17,35 @@ Replayed = Callable[[str], list[Episode]]
 
 
 def baselines(
-    config: Config, iteration: int, reward: RewardFunction, episodes: Sequence[Episode], replayed: Replayed
+    config: Config,
+    iteration: int,
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    learning: Sequence[str],
+    replayed: Replayed,
 ) -> Baselines:
-    """Those that are learnt from, and those that are measured for the log alone. Collective."""
+    """Of the agents that are `learning`: those that are learnt from, and those that are measured for the log alone.
+
+    Collective.
+    """
     agents, settings = list(config.task.agents), config.reward
     found: Baselines = {}
     if replays_in(config, iteration):
         found[CreditAssignment.difference] = {
-            name: other_episodes_baseline(reward, episodes, replayed(name), name, agents, settings) for name in agents
+            name: other_episodes_baseline(reward, episodes, replayed(name), name, agents, settings) for name in learning
         }
     if settings.credit_assignment is CreditAssignment.leave_out:
         found[CreditAssignment.leave_out] = {
             name: other_episodes_baseline(
                 reward, episodes, [silent(episode, name) for episode in episodes], name, agents, settings
             )
-            for name in agents
+            for name in learning
         }
     if settings.credit_assignment is CreditAssignment.counterfactual:
         generations = config.rollout.num_generations
         answers = answers_to_prompts(episodes, generations)
         found[CreditAssignment.counterfactual] = {
-            name: recombined_baseline(reward, episodes, answers, generations, name, agents, settings) for name in agents
+            name: recombined_baseline(reward, episodes, answers, generations, name, agents, settings)
+            for name in learning
         }
     return found

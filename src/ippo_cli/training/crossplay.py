@@ -207,19 +207,20 @@ def _tables(agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluat
     With two agents who are paid the same one table says all: the other's is its transpose.
     """
     mode = primary.partition("/")[0]
-    rows = {pairing: {name: _gathered(part) for name, part in one.rows.items()} for pairing, one in found.items()}
+    rows = {
+        pairing: {name: distributed.all_gather_rows(part) for name, part in one.rows.items()}
+        for pairing, one in found.items()
+    }
     own = {name: f"{mode}/{name}/score" for name in agents}
-    alike = all(
-        torch.equal(each[own[name]].nan_to_num(), each[own[agents[0]]].nan_to_num())
-        for each in rows.values()
-        for name in agents[1:]
-    )
+    alike = all(_equal(each[own[name]], each[own[agents[0]]]) for each in rows.values() for name in agents[1:])
     shown = agents[:1] if alike and len(agents) == 2 else agents
     return [_table(agents, name, origins, primary if alike else own[name], found, rows) for name in shown]
 
 
-def _gathered(values: Tensor) -> Tensor:
-    return distributed.all_gather_rows(values)
+def _equal(scores: Tensor, others: Tensor) -> bool:
+    """Whether two agents had the same scores wherever both had one: who did not speak in an episode has none in it."""
+    both = torch.isfinite(scores) & torch.isfinite(others)
+    return torch.equal(scores[both], others[both])
 
 
 def _table(

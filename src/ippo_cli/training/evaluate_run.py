@@ -216,18 +216,13 @@ def find_weights(
 ) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by. `adapters`: of agents that are an adapter, the name of the
-    base, and the adapter that it began as.
+    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones. `adapters`:
+    of agents that are an adapter, the name of the base, and the adapter that it began as.
     """
     adapters = adapters or {}
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
-        models = {}
-        for name, holder in holder_of.items():
-            base, began = adapters.get(name, (holder, None))
-            models[name] = _initial_model(folder, base)
-            if name in adapters:
-                models[name]["adapter"] = None if began is None else description(began, None)
+        models = {name: _began(folder, holder, adapters.get(name)) for name, holder in holder_of.items()}
         return Subject(name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0})
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
@@ -237,6 +232,9 @@ def find_weights(
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
+        if not digests and record_file(folder, adapters.get(name, (holder, None))[0]).is_file():
+            models[name] = _began(folder, holder, adapters.get(name))
+            continue
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
@@ -245,6 +243,14 @@ def find_weights(
             models[name] = _initial_model(folder, adapters[name][0]) | {"adapter": models[name]}
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
+
+
+def _began(folder: Path, holder: str, adapter: tuple[str, str | None] | None) -> Record:
+    """What weights of the run were before training: a model, or a base's and maybe an earlier adapter on it."""
+    if adapter is None:
+        return _initial_model(folder, holder)
+    base, began = adapter
+    return _initial_model(folder, base) | {"adapter": None if began is None else description(began, None)}
 
 
 def _initial_model(folder: Path, holder: str) -> Record:

@@ -14,11 +14,16 @@ CELL, MARGIN = 0.95, 2.2  # inches
 class Drawable(Protocol):
     """What is drawn of a table."""
 
-    agent: str
-    others: list[str]
-    metric: str
-    scores: list[list[float]]
-    standard_errors: list[list[float]]
+    @property
+    def agent(self) -> str: ...
+    @property
+    def others(self) -> list[str]: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def scores(self) -> list[list[float]]: ...
+    @property
+    def standard_errors(self) -> list[list[float]]: ...
 
 
 def can_draw() -> bool:

@@ -21,7 +21,7 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     Zero3Gather,
 )
-from ippo_cli.config.teams import bases, holders, members
+from ippo_cli.config.teams import bases, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -59,7 +59,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, or base of adapters, whole on every rank."""
+    """One reference, base of adapters, frozen agent's actor, or snapshot of one that is not; whole on every rank."""
 
     name: str
     shape: ModelShape
@@ -140,9 +140,21 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
+def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
+    """Of all snapshots that lie in a run's folder as partners, one more while the next is written."""
+    partners = config.team.partners
+    if not partners.every or partners.size is None:
+        return 0.0
+    actors = (
+        shapes[names[0]].actor.parameters * _width(config.task.agents[names[0]].actor.dtype)
+        for names in learning_members(config).values()
+    )
+    return (partners.size + 1) * float(sum(actors))
+
+
 def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
-    for holder, names in members(config).items():
+    for holder, names in learning_members(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
         actor, critic = settings.actor, settings.critic
         longest = max(shapes[name].length.row for name in names)
@@ -265,20 +277,28 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
 
 
 def _frozen(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
-    """Bases, which are their agents' references as well, and the references of those who have none."""
+    """Bases, which are their agents' references as well; what those who have none need; and snapshots."""
+    if config.team.partners.every:
+        for holder, names in learning_members(config).items():
+            width = _width(config.task.agents[names[0]].actor.dtype)
+            yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
-    for base, names in bases(config).items():
-        for name in names:
-            actor, shape = config.task.agents[name].actor, shapes[name].actor
-            if isinstance(actor, LoraActorConfig):
-                if name == names[0]:
-                    yield Frozen(name=f"{base} base", shape=shape, width=_width(actor.dtype))
-                continue
-            key = (shapes[name].weights, actor.dtype)
-            if needs_reference(config) and key not in known:
-                known.add(key)
-                yield Frozen(name=f"{holder_of[name]} reference", shape=shape, width=_width(actor.dtype))
+    base_of_agent = {name: base for base, names in bases(config).items() for name in names}
+    seen: set[str] = set()
+    for name, agent in shapes.items():
+        settings, base = config.task.agents[name], base_of_agent[name]
+        width = _width(settings.actor.dtype)
+        if isinstance(settings.actor, LoraActorConfig):
+            if base not in seen:
+                seen.add(base)
+                yield Frozen(name=f"{base} base", shape=agent.actor, width=width)
+            continue
+        key = (agent.weights, settings.actor.dtype)
+        if key not in known and (settings.frozen or needs_reference(config)):
+            known.add(key)
+            what = "actor" if settings.frozen else "reference"
+            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=width)
 
 
 def _update(model: Trained) -> float:

@@ -87,6 +87,9 @@ METRICS: dict[str, str] = {
     "<learner>/policy/steps": "optimizer steps in this iteration",
     "<learner>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     "<learner>/policy/stopped_early": "1 where target_kl ended the iteration's policy steps",
+    "<learner>/policy/order": "team.update_order=sequential: place in this iteration's order, from 1",
+    "<learner>/policy/correction": "team.update_order=sequential: mean factor of the advantages per token",
+    "<learner>/policy/correction_max": "team.update_order=sequential: the largest such factor",
     "<learner>/value/learning_rate": "the critic's learning rate in this iteration",
     "<learner>/value/loss": "mean value loss per token, before value_loss_coef",
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
@@ -99,6 +102,11 @@ METRICS: dict[str, str] = {
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
     "<learner>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
     "<learner>/joint/stopped_early": "critic=value_head: 1 where target_kl ended the iteration's steps",
+    "team/partners/iteration": "team.partners: the iteration whose weights were partners in this one",
+    "team/partners/share": "team.partners: share of the episodes in which they were",
+    "team/partners/size": "team.partners: snapshots in the pool",
+    "team/elo/<learner>": "team.partners.elo: rating of the current policy by its games since the newest snapshot, "
+    "above the policy before training; null before the first",
     "eval/<mode>/score": "held-out score, mean over agents, before the processor chain",
     "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
@@ -112,6 +120,7 @@ METRICS: dict[str, str] = {
     "had no room",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of playing episodes: generation, and environments",
+    "time/partners": "team.partners: seconds of keeping a snapshot",
     "time/environments": "seconds of time/rollout in which environments were reset and stepped",
     "time/score": "seconds of the reward",
     "time/credit": "seconds of what credit is measured against: episodes played anew, and their rewards",
@@ -163,6 +172,11 @@ def iteration_row(
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
         if rollout is not sampled:
             row |= prefixed(name, sampler_gap(sampled, rollout))
+    for name in (name for name in experience.sampled if name not in agents):  # frozen
+        rollout, scores = experience.rollouts[name], experience.scores[name]
+        row |= prefixed(name, rollout_metrics(rollout, scores, None, None))
+        if turns[name] != 1:
+            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
     for numbers in stats:
         row |= numbers
     return row
@@ -186,17 +200,20 @@ def pace(
     }
 
 
-def rollout_metrics(rollout: Rollout, scores: Scores, targets: Targets, kl_coef: float | None) -> dict[str, float]:
-    """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept."""
+def rollout_metrics(
+    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None
+) -> dict[str, float]:
+    """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept.
+
+    `targets`: None for an agent that does not learn.
+    """
     mask, rows = rollout.response_mask, float(len(rollout.texts))
-    per_token = {
-        "rollout/logprob": rollout.logprobs,
-        "targets/reward": targets.rewards,
-        "targets/return": targets.returns,
-    }
+    per_token = {"rollout/logprob": rollout.logprobs}
+    if targets is not None:
+        per_token |= {"targets/reward": targets.rewards, "targets/return": targets.returns}
     if rollout.behavior_logprobs is not rollout.logprobs:
         per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
-    if kl_coef is not None:
+    if kl_coef is not None and targets is not None:
         per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
     spoke = mask.any(dim=1)
     per_row = {
@@ -260,7 +277,7 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
 
 def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
     """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended."""
-    turns = [turn for episode in episodes for turn in episode.of(agent)]
+    turns = [turn for episode in episodes for turn in episode.own(agent)]
     return {
         "episodes": float(len(episodes)),
         "turns": float(len(turns)),

@@ -92,6 +92,9 @@ def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ra
     if (told := _credit_cost(config)) is not None:
         _say("credit", told)
     for holder, names in members(config).items():
+        if config.task.agents[names[0]].frozen:
+            _say(f"{holder} steps", "none: it is frozen")
+            continue
         steps = [f"actor {plan.actor_steps[names[0]]}"]
         if names[0] in plan.critic_steps:
             steps.append(f"critic {plan.critic_steps[names[0]]}")
@@ -276,6 +279,8 @@ def _flops(config: Config, material: Material, agent: str) -> float:
     # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
     every = config.reward.measure_credit_every or 1
     generated = 2.0 * shapes.actor.parameters * tokens * (1 + (1 / every if replays(config) else 0))
+    if settings.frozen:
+        return generated
     trained = sum(_training_flops(shape) for shape in (shapes.actor, shapes.critic) if shape is not None)
     trained *= tokens * settings.algorithm.ppo_epochs
     valuing = 0 if settings.critic.kind is CriticKind.none else critic or shapes.actor.parameters

@@ -43,7 +43,7 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import episode_lengths
-from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory
+from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory, snapshot_bytes
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -220,7 +220,8 @@ def memory_warning(memory: Memory, machine: Machine) -> str | None:
 def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:
     """Bytes of one checkpoint, and of as many as ever lie there together."""
     one = checkpoint_bytes(config, material.shapes, ranks)
-    return one, one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+    most = one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+    return one, most + snapshot_bytes(config, material.shapes)
 
 
 def free_disk(folder: Path) -> int:
@@ -246,7 +247,7 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
     shape = actor_shape(lm)
     if isinstance(agent.actor, LoraActorConfig):
         shape = with_adapter(shape, lm, agent.actor, "actor", source)
-    if isinstance(agent.critic, ValueHeadCriticConfig):
+    if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
         shape = with_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
     return shape
 
@@ -255,6 +256,8 @@ def _critic_shape(
     agent: AgentConfig, known: dict[tuple[str, str | None], Any], actor: str, revision: str | None
 ) -> ModelShape | None:
     critic = agent.critic
+    if agent.frozen:
+        return None
     if isinstance(critic, AdapterCriticConfig):
         lm = _empty(known, actor, revision)
         shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor)

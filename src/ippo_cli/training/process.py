@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -39,6 +40,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
+from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
     Material,
     device_kind,
@@ -93,10 +95,13 @@ def _train(
 ) -> None:
     run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
     trainer: Trainer | None = None
+    ratings: list[tuple[str, float]] = []
     try:
         error_file(folder, distributed.rank()).unlink(missing_ok=True)  # of the attempt before a resume
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
+        if trainer.partners is not None:
+            ratings = best_first(trainer.partners.ratings())
     except Preempted as leaving:
         run.finish("preempted")
         if not distributed.is_main():  # rank 0 tells
@@ -113,7 +118,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds)
+    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings)
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
@@ -161,10 +166,14 @@ def build_trainer(
     checkpoint = checkpoints.newest() if resumed else None
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
+    generator_of = partial(_generator, config, console, preemption)
+    partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
         if saved is not None:
             console.say(f"{checkpoint} has no optimizer states: optimizers start anew, from the weights as they are")
+        if partners is not None:
+            partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
@@ -177,8 +186,10 @@ def build_trainer(
         schedule=schedule,
         environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
         formats=formats,
-        generator=_generator(config, state.team, console, preemption),
+        generator=generator_of(state.team.speakers),
+        generator_of=generator_of,
         initial=_initial_generator(config, state.team, console, preemption),
+        partners=partners,
         device=device,
         reward=reward,
         state=state,
@@ -216,7 +227,7 @@ def _initial_state(config: Config, team: Team, run: Run) -> State:
     return State(
         team=team,
         algorithm=algorithm,
-        moments={name: ScoreMoments() for name in team},
+        moments={name: ScoreMoments() for name in team.names},
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
@@ -232,7 +243,10 @@ def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Mater
 
 
 def _generator(
-    config: Config, policies: Mapping[str, GenerationPolicy], console: Console, preemption: PreemptionHandler
+    config: Config,
+    console: Console,
+    preemption: PreemptionHandler,
+    speakers: Mapping[str, GenerationPolicy],
 ) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
@@ -241,7 +255,7 @@ def _generator(
         preemption.poll()
 
     sampling = sampling_settings(config.task)
-    return GENERATORS[config.rollout.kind](policies, config.rollout, sampling, poll, continues=goes_on(config))
+    return GENERATORS[config.rollout.kind](speakers, config.rollout, sampling, poll, continues=goes_on(config))
 
 
 def _initial_generator(config: Config, team: Team, console: Console, preemption: PreemptionHandler) -> Generator | None:
@@ -249,7 +263,7 @@ def _initial_generator(config: Config, team: Team, console: Console, preemption:
     if not replays(config):
         return None
     whole = replace(config, rollout=replace(config.rollout, zero3_gather=Zero3Gather.all))  # no rank has a part of them
-    return _generator(whole, {name: agent.initial for name, agent in team.items()}, console, preemption)
+    return _generator(whole, console, preemption, {name: agent.initial for name, agent in team.items()})
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

@@ -23,6 +23,7 @@ class ReachedPoint:
         self._moments = copy.deepcopy(state.moments)
         self._kl_coef = dict(state.algorithm.kl_coef)
         self._run = copy.deepcopy(state.run)
+        self._pool = copy.deepcopy(state.pool.stored())
         self.weights_moved = False
 
     @property
@@ -36,4 +37,5 @@ class ReachedPoint:
         state = self._state
         state.progress, state.moments = replace(self._progress), copy.deepcopy(self._moments)
         state.algorithm.kl_coef = dict(self._kl_coef)
+        state.pool.restore(self._pool)
         state.run.evaluation, state.run.iterations = copy.deepcopy(self._run.evaluation), self._run.iterations

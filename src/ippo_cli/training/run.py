@@ -178,6 +178,12 @@ class Run:
             with self._warning("samples/"):
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
 
+    def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table that is written anew after each iteration."""
+        if self._main:
+            with self._warning(name):
+                write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
+
     def evaluated(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
         """Note an evaluation; True where it is the best one so far."""
         entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}

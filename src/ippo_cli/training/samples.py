@@ -48,6 +48,7 @@ def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]]) -> dict
         ],
         "terminated": episode.terminated,
         "truncation": episode.truncation,
+        "partners": sorted(episode.partners),
         "failure": None if episode.failure is None else located(episode.failure),
         "last_observations": dict(episode.last_observations),
         "parts": {name: _number(value) for name, value in episode.parts.items()},

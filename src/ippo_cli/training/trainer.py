@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
+from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.credit import measures_credit_in
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
-from ippo_cli.config.schema import Config, ConversationConfig
+from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import reads_payments
 from ippo_cli.rewards.contract import RewardFunction
@@ -38,14 +39,15 @@ from ippo_cli.training.credit import Baselines, baselines
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.metrics import iteration_row, pace, prefixed
+from ippo_cli.training.partners import Partners
 from ippo_cli.training.profile import PREFIX, profiled
 from ippo_cli.training.reached import ReachedPoint
 from ippo_cli.training.run import Run
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.team_update import acts_together, update_team
 from ippo_cli.training.turn_numbers import turn_row
 from ippo_cli.training.unusual import unusual_rows
-from ippo_cli.training.update import update
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores, StepContext
 
 
@@ -75,6 +77,8 @@ class Trainer:
     formats: Mapping[str, PromptFormat]
     generator: Generator
     initial: Generator | None  # who writes as the agents did before training; None where nobody asks
+    generator_of: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
+    partners: Partners | None
     reward: RewardFunction
     state: State
     run: Run
@@ -155,41 +159,45 @@ class Trainer:
             targets, kl_coef = algorithm.targets(team, experience)
         self.point.weights_moved = True
         with clock("update"):
-            stats = [
-                prefixed(learner.name, update(learner, experience.rollouts, targets, context))
-                for learner in team.learners
-            ]
+            stats = update_team(team, experience, targets, self.config, context)
         coefs = algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
         row |= turn_row(team, experience, targets, self.turns, self.config.tracker.turns)
-        row |= pace(row, list(team), self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        row |= pace(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        if self.partners is not None:
+            row |= self.partners.record(experience.episodes, iteration)
         row["time/environments"] = self.environments.seconds - stepped
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, moments
         state.progress.iteration, state.progress.row = iteration + 1, row
         self._reached()
+        if self.partners is not None:
+            self.partners.tidy()
         return experience
 
     def experience(self, iteration: int, clock: Stopwatch) -> tuple[Experience, dict[str, ScoreMoments]]:
         """What the agents do in an iteration and what it is worth, and the moments of scores with it taken in."""
         team, config = self.state.team, self.config
+        if self.partners is not None:
+            with clock("partners"):
+                self.partners.begin(team, iteration)
         with distributed.failing_together():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = Draws(seed=config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
         if self.state.algorithm.needs_greedy:
             with clock("rollout"):  # of the same purpose: in environments with the same luck
-                greedy_episodes = self._collect(batch, replace(draws, greedy=True))
-        with streaming_reward(self.reward, list(team), config.reward.reward_batch_rows) as streaming:
+                greedy_episodes = self._play(iteration, batch, replace(draws, greedy=True))
+        with streaming_reward(self.reward, list(team.names), config.reward.reward_batch_rows) as streaming:
             with clock("rollout"):
-                episodes = self._collect(batch, draws, on_episodes=streaming.on_finished if streaming else None)
+                episodes = self._play(iteration, batch, draws, streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
             with clock("score"):
                 own = mixed_scores(
                     self.preemption.interruptible(self.reward),
                     episodes,
-                    list(team),
-                    list(team),
+                    team.names,
+                    team.names,
                     config.reward,
                     self.preemption.interruptible(streaming.answered) if streaming else None,
                 )
@@ -199,13 +207,15 @@ class Trainer:
                 scored = processed_scores(own, episodes, config.reward, moments, measured, device=self.device)
             self._warn_of_failed_rows(scored.failure)
             self._look_at_payments(iteration, episodes)
+            if iteration == 0 and config.team.update_order is UpdateOrder.sequential:
+                self._look_at_joint_actions(episodes)
         greedy = (
             self._scored_greedy(greedy_episodes, scored.moments, clock) if self.state.algorithm.needs_greedy else {}
         )
         rollouts = sampled
         if config.rollout.recompute_logprobs:
             with clock("logprobs"):
-                rollouts = {name: agent.rescored(sampled[name]) for name, agent in team.items()}
+                rollouts = sampled | {name: agent.rescored(sampled[name]) for name, agent in team.items()}
         experience = Experience(
             batch=batch, episodes=episodes, sampled=sampled, rollouts=rollouts, scores=scored.scores, greedy=greedy
         )
@@ -216,7 +226,7 @@ class Trainer:
         samples = []
         if every > 0 and iteration % every == 0:
             raw = {
-                name: scores.raw.where(~scores.failed[:, None], torch.nan) for name, scores in experience.scores.items()
+                name: scores.raw.where(scores.valid[:, None], torch.nan) for name, scores in experience.scores.items()
             }
             samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
         self._show_samples(f"train_{iteration:08d}", samples)
@@ -236,6 +246,8 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
+        if self.partners is not None and self.config.team.partners.elo:
+            self.run.write_table("elo.json", self.partners.table())
         with distributed.failing_together():
             self.run.log(row)
             self.console.iteration(row, self.plan.num_iterations)
@@ -253,13 +265,35 @@ class Trainer:
         if not last and self.preemption.agreed():
             raise PreemptionRequested
 
-    def _collect(self, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None) -> list[Episode]:
+    def _play(self, iteration: int, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None) -> list[Episode]:
+        """Episodes of an iteration, those with partners played apart."""
+        if self.partners is None:
+            return self._collect(batch, draws, on_episodes)
+
+        def play(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
+            def told(own: list[int], episodes: list[Episode]) -> None:
+                assert on_episodes is not None
+                on_episodes([places[place] for place in own], episodes)
+
+            listen = None if on_episodes is None else told
+            return self._collect(part, draws, listen, generator=self.generator_of(speakers))
+
+        return self.partners.play(self.state.team, batch, iteration, play)
+
+    def _collect(
+        self,
+        batch: Batch,
+        draws: Draws,
+        on_episodes: OnEpisodes | None = None,
+        *,
+        generator: Generator | None = None,
+    ) -> list[Episode]:
         """Episodes of every example; raises `PreemptionRequested` on all ranks where one of them was asked to leave."""
         return collect(
             self.environments,
             self.formats,
             batch,
-            self.generator,
+            generator or self.generator,
             draws,
             poll=self.preemption.poll,
             on_episodes=on_episodes,
@@ -276,7 +310,8 @@ class Trainer:
             return self._replayed(agent, batch, draws, episodes)
 
         with clock("credit"):
-            return baselines(self.config, iteration, self.preemption.interruptible(self.reward), episodes, replayed)
+            reward = self.preemption.interruptible(self.reward)
+            return baselines(self.config, iteration, reward, episodes, list(self.state.team), replayed)
 
     def _replayed(self, agent: str, batch: Batch, draws: Draws, episodes: Sequence[Episode]) -> list[Episode]:
         """The same episodes, with the same luck, had one agent written as it did before training."""
@@ -328,6 +363,15 @@ class Trainer:
                 f"reward=environment is what is paid, and task.protocol={task.protocol} paid nobody in the "
                 f"{self.config.rollout.buffer_size} episodes of the first iteration; let it return what agents are "
                 "paid, 0.0 included, or use another reward",
+            )
+
+    def _look_at_joint_actions(self, episodes: Sequence[Episode]) -> None:
+        """Say so where no two policies act at the same step: no factor is ever another than 1."""
+        if not acts_together(self.state.team, episodes):
+            self._say_once(
+                "no_joint_actions",
+                "team.update_order=sequential corrects for what others do at the same step, and in the first "
+                "iteration no two policies acted at once: every factor was 1, as without it",
             )
 
     def _evaluate(self) -> Evaluation:

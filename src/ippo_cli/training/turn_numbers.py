@@ -27,7 +27,8 @@ def turn_row(
         if most[name] == 1 or not shown:
             continue
         rollout, scores, own = experience.rollouts[name], experience.scores[name], targets[name]
-        turns = min(shown, _most_spoken(experience.episodes, name) if most[name] is None else most[name])
+        limit = most[name]
+        turns = min(shown, _most_spoken(experience.episodes, name) if limit is None else limit)
         numbers = turn_sums(
             experience.episodes, name, rollout, scores, own, turns, compares=agent.reference is not None
         )
@@ -50,7 +51,7 @@ def turn_sums(
     compares: bool,
 ) -> dict[str, float]:
     """Means over the turns with one number, over all ranks; `compares`: whether there is a reference."""
-    spoken = [episode.of(agent) for episode in episodes]
+    spoken = [episode.own(agent) for episode in episodes]
     per_token = {
         "rollout/logprob": rollout.logprobs,
         "targets/reward": targets.rewards,
@@ -94,7 +95,7 @@ def turn_moments(agent: Agent, rollout: Rollout, targets: Targets, turn: int) ->
 
 def _most_spoken(episodes: Sequence[Episode], agent: str) -> int:
     """The most turns of an agent in an episode of the buffer."""
-    return int(distributed.all_max(torch.tensor(max((len(episode.of(agent)) for episode in episodes), default=0))))
+    return int(distributed.all_max(torch.tensor(max((len(episode.own(agent)) for episode in episodes), default=0))))
 
 
 def _cut(turns: Sequence[Turn]) -> float:

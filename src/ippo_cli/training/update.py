@@ -48,15 +48,21 @@ class _Tally:
 
 
 def update(
-    learner: Learner, rollouts: Mapping[str, Rollout], targets: Mapping[str, Targets], context: StepContext
+    learner: Learner,
+    rollouts: Mapping[str, Rollout],
+    targets: Mapping[str, Targets],
+    context: StepContext,
+    *,
+    rests: bool = False,
 ) -> UpdateStats:
     """One iteration's training of one learner, on the rows of the agents that it learns from.
 
-    Returns its metrics, named `<stage>/<name>`, the same on every rank.
+    One that `rests` is given its learning rate and nothing else. Returns its metrics, named `<stage>/<name>`, the same
+    on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
-    if learner.objective.trains(context):
+    if not rests and learner.objective.trains(context):
         rows = joined([rollouts[name] for name in learner.trains])
         own_targets = joined([targets[name] for name in learner.trains])
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):

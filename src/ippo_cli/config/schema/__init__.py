@@ -21,7 +21,7 @@ from ippo_cli.config.schema.actor import (
     TinyActorConfig,
     TinyLoraActorConfig,
 )
-from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, unset
+from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, SpeakerConfig, unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
     AlgorithmConfig,
@@ -38,6 +38,7 @@ from ippo_cli.config.schema.algorithm import (
     RatioLevel,
     Reweight,
     ReweightConfig,
+    SequentialCorrectionConfig,
     StepsConfig,
     Truncation,
     TurnValue,
@@ -97,10 +98,12 @@ from ippo_cli.config.schema.task import (
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
+    PartnersConfig,
     SharedBaseConfig,
     SharedPolicyConfig,
     TeamConfig,
     TeamKind,
+    UpdateOrder,
 )
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,

@@ -34,7 +34,14 @@ class PromptConfig:
 
 
 @dataclass
-class AgentConfig(PromptConfig):
+class SpeakerConfig(PromptConfig):
+    """What an agent has beside its models."""
+
+    frozen: bool = False  # it speaks with its initial weights, is scored, and never learns
+
+
+@dataclass
+class AgentConfig(SpeakerConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
     actor: TinyLoraActorConfig = field(default_factory=partial(unset, TinyLoraActorConfig))  # its values of `actor`

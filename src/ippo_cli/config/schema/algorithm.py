@@ -147,6 +147,14 @@ class BehaviorCorrectionConfig:
 
 
 @dataclass
+class SequentialCorrectionConfig:
+    """HAPPO: a policy's advantages are multiplied by how much those updated before it changed the joint action."""
+
+    pooling: Pooling | None  # a turn's ratio: sum (the product of its tokens') | mean (geometric); null: no correction
+    cap: PositiveFloat | None  # factors are truncated at this; null = never
+
+
+@dataclass
 class StepsConfig:
     """How often a buffer is gone over: the keys of `algorithm` that an agent may have values of its own for."""
 
@@ -186,4 +194,5 @@ class AlgorithmConfig(StepsConfig):
     truncation_penalty: PositiveFloat | None  # subtracted from a truncated response's score with truncation=penalty
     reweight: ReweightConfig
     behavior_correction: BehaviorCorrectionConfig
+    sequential_correction: SequentialCorrectionConfig
     kl: KlConfig

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range
 
 
 class TeamKind(str, Enum):
@@ -12,11 +15,30 @@ class TeamKind(str, Enum):
     shared_base = "shared_base"
 
 
+class UpdateOrder(str, Enum):
+    simultaneous = "simultaneous"
+    round_robin = "round_robin"
+    sequential = "sequential"
+
+
+@dataclass
+class PartnersConfig:
+    """Earlier weights as partners, or opponents, of the current ones."""
+
+    every: NonNegativeInt  # iterations between snapshots of all policies, the first before training; 0 = no pool
+    size: PositiveInt | None  # snapshots kept; of more, the one goes whose neighbours in time are nearest to each other
+    share: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # of the prompts one agent plays with a snapshot
+    elo: bool  # two agents: rate policies and snapshots by their games, won by whoever is paid more
+
+
 @dataclass
 class TeamConfig:
-    """What agents share."""
+    """What agents share, and who learns when."""
 
     kind: TeamKind  # independent: nothing | shared_policy: a group's actor and critic | shared_base: its frozen base
+    update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
+    round_robin_every: PositiveInt | None  # iterations in a row in which one policy learns; null without round_robin
+    partners: PartnersConfig
 
 
 @dataclass

@@ -1,0 +1,52 @@
+"""Statistics of a few runs on several tasks, as rliable has them (Agarwal et al. 2021, arXiv 2108.13264).
+
+Scores are arrays with a row per run (seed) and a column per task, normalised: 0 is random play, 1 the best there is.
+Intervals are percentiles of a stratified bootstrap: runs are drawn anew for every task, tasks are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.float64]  # runs x tasks
+REPLICATIONS = 2000
+COVERAGE = 0.95
+
+
+def interquartile_mean(scores: Scores) -> float:
+    """The mean of the middle half of all runs on all tasks; a quarter of them, rounded down, is cut from each end."""
+    ordered = np.sort(scores, axis=None)
+    cut = ordered.size // 4
+    return float(ordered[cut : ordered.size - cut].mean())
+
+
+def probability_of_improvement(scores: Scores, others: Scores) -> float:
+    """How likely a run of the one beats a run of the other on a task, on average over the tasks; a tie counts half."""
+    wins = scores[:, None, :] > others[None, :, :]
+    ties = scores[:, None, :] == others[None, :, :]
+    return float((wins + 0.5 * ties).mean())
+
+
+def performance_profile(scores: Scores, thresholds: Sequence[float]) -> list[float]:
+    """The share of runs that score more than each of the thresholds."""
+    return [float((scores > threshold).mean()) for threshold in thresholds]
+
+
+def bootstrap(
+    statistic: Callable[..., float | Sequence[float]],
+    *samples: Scores,
+    seed: int = 0,
+    replications: int = REPLICATIONS,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The lower and the upper end of the statistic's interval, from samples whose runs are drawn independently."""
+    luck = np.random.default_rng(seed)
+    found = []
+    for _ in range(replications):
+        rows = [luck.integers(len(one), size=one.shape) for one in samples]
+        found.append(statistic(*(np.take_along_axis(one, row, 0) for one, row in zip(samples, rows, strict=True))))
+    tail = 100 * (1 - COVERAGE) / 2
+    low, high = np.percentile(np.asarray(found, dtype=np.float64), [tail, 100 - tail], axis=0)
+    return low, high

@@ -1,0 +1,202 @@
+"""Train every way to share and to criticise on tasks of two agents, seed by seed, and compare them as rliable does.
+
+    python scripts/bench/teams.py                                 what is not recorded yet; some hours on two cores
+    python scripts/bench/teams.py --jobs 2 --seeds 0 1 2 --tasks copy_1 copy_6_end --algorithms ippo_clipped mappo
+    python scripts/bench/teams.py --scale large --with actor=full actor.model=MODEL --output outputs/large
+    python scripts/bench/teams.py --report                        tables and pictures of what is recorded, no training
+    python scripts/bench/teams.py --quick --output /tmp/try --docs /tmp/try
+
+Every run is a process of its own (`ippo-train`) with one thread. Finished runs are recorded at once in
+`data/teams.json` of the documents' folder; what is there with the same settings is not run again (`--again` does), what
+was interrupted starts over. Writes tables into `teams.md` and pictures there. Algorithms whose settings this version
+does not know are left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+
+from algorithms import EVERY_RUN, ROOT, Job, run, with_common_arguments
+from hydra.errors import HydraException
+from learning import Outcome, Point, write_between
+from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
+from team_report import Run, tables
+
+from ippo_cli.cli.arguments import arguments
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import load_config
+
+MARKERS = ("<!-- benchmark -->", "<!-- /benchmark -->")
+
+
+def main() -> int:
+    given = _arguments()
+    os.chdir(ROOT)  # the tasks' files are named from here
+    record = Record(given.docs / "data" / "teams.json")
+    if not given.report:
+        given.output.mkdir(parents=True, exist_ok=True)
+        left_out = _train(given, record)
+        for reason in left_out:
+            print(f"left out: {reason}", flush=True)
+    report(record, given.docs)
+    return any(result.error for result in record.outcomes.values())
+
+
+class Record:
+    """Outcomes of runs in a file, by task, algorithm and seed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.outcomes: dict[tuple[str, str, int], Outcome] = {}
+        self._lock = Lock()
+        for row in json.loads(file.read_text()) if file.exists() else []:
+            curve = [Point(**point) for point in row.pop("curve")]
+            self._put(Outcome(**row, curve=curve))
+
+    def has(self, job: Job) -> bool:
+        """Whether this very run is recorded, and did not fail."""
+        found = self.outcomes.get((job.task, job.variant, job.seed))
+        return found is not None and found.error is None and list(found.overrides) == list(_settings(job.overrides))
+
+    def add(self, result: Outcome) -> None:
+        """Put it in the place of an earlier one, into the file too."""
+        result.overrides = _settings(result.overrides)
+        with self._lock:
+            self._put(result)
+            rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            beside = self.file.with_suffix(".new")
+            beside.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+            beside.replace(self.file)
+
+    def _put(self, result: Outcome) -> None:
+        self.outcomes[result.task, result.variant, result.seed] = result
+
+
+def report(record: Record, docs: Path) -> None:
+    """Write tables and pictures of what is recorded."""
+    from team_curves import draw  # matplotlib, which nothing else here needs
+
+    done = [_normalised(one) for one in record.outcomes.values() if one.error is None and one.task in TASKS]
+    done = [one for one in done if one.algorithm in ALGORITHMS]
+    failed = [one for one in record.outcomes.values() if one.error is not None]
+    pictures = draw(done, docs / "pictures")
+    shown = ["", *(f"![{file.stem}](pictures/{file.name})" for file in pictures)] if pictures else []
+    text = "\n".join(
+        [*tables(done), *shown, *(f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in failed)]
+    )
+    write_between(docs / "teams.md", text, MARKERS)
+    print(f"{len(done)} runs are recorded; wrote {docs / 'teams.md'} and {len(pictures)} pictures")
+
+
+def _train(given: argparse.Namespace, record: Record) -> list[str]:
+    """Run what is not recorded; the reasons why some algorithms cannot run."""
+    jobs: list[Job] = []
+    left_out: dict[str, str] = {}
+    for task in given.tasks:
+        for algorithm in given.algorithms:
+            if task in ALGORITHMS[algorithm].cannot:
+                left_out[f"{algorithm} {task}"] = f"{algorithm} of {task}: {ALGORITHMS[algorithm].cannot[task]}"
+                continue
+            for seed in given.seeds:
+                try:
+                    found = job(task, algorithm, seed, given)
+                except (ConfigError, HydraException) as error:
+                    why = str(error).splitlines()[0]
+                    left_out.setdefault(f"{algorithm}: {why}", f"{algorithm} (of {task}): {why}")
+                    break
+                if given.again or not record.has(found):
+                    jobs.append(found)
+    print(f"{len(jobs)} runs to do", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda one: record.add(run(one)), jobs))
+    return list(left_out.values())
+
+
+def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
+    """One training. Raises `ConfigError` for what cannot run, before anything does."""
+    folder = f"{task}-{algorithm}-{seed}"
+    overrides = [
+        *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
+        *given.more,
+        *EVERY_RUN,
+        f"seed={seed}",
+        f"name={folder}",
+        f"output_dir={given.output / 'runs'}",
+    ]
+    config = load_config(arguments(overrides))
+    check(config, 1)
+    score = TASKS[task].score
+    return Job(task=task, variant=algorithm, seed=seed, overrides=tuple(overrides), config=config, score=score)
+
+
+def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = False) -> Iterator[str]:
+    """The overrides of a task with an algorithm: the same episodes, whatever their number in a buffer."""
+    larger = SCALES[scale]
+    buffer = algorithm.buffer
+    iterations = task.episodes * larger.episodes // buffer
+    yield from (*larger.overrides, *task.overrides, *algorithm.overrides)
+    # What presets have of their own beside the algorithm is made equal.
+    yield "algorithm.entropy_coef=0"
+    yield "evaluation.greedy=false"
+    yield f"actor.learning_rate={larger.actor_learning_rate * algorithm.rate:g}"
+    if algorithm.critic:
+        yield f"critic.learning_rate={larger.critic_learning_rate * algorithm.rate:g}"
+    yield f"rollout.buffer_size={buffer}"
+    if quick:
+        yield from QUICK
+    else:
+        yield f"num_iterations={iterations}"
+        yield f"evaluation.every={iterations // 5}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="of models and numbers of episodes")
+    parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="OVERRIDE", help="for all runs")
+    parser.add_argument("--again", action="store_true", help="run what is recorded as well")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    given = with_common_arguments(parser, folder="teams", page="teams.md")
+    if given.docs == ROOT / "docs" and (given.scale != "small" or given.more or given.quick):
+        given.docs = given.output  # what these documents say is of the small scale
+    return given
+
+
+def _settings(overrides: Sequence[str]) -> tuple[str, ...]:
+    """What is recorded of a run's overrides: all but where it lay."""
+    return tuple(text for text in overrides if not text.startswith("output_dir="))
+
+
+def _row(result: Outcome) -> Mapping[str, object]:
+    """What is kept of an outcome: of its curve the evaluations."""
+    row = asdict(result) | {"overrides": list(result.overrides)}
+    row["curve"] = [point | {"seconds": round(point["seconds"], 2)} for point in row["curve"] if point["held_out"]]
+    return row
+
+
+def _normalised(result: Outcome) -> Run:
+    bounds = TASKS[result.task].bounds()
+    points = result.points(held_out=True)
+    return Run(
+        task=result.task,
+        algorithm=result.variant,
+        seed=result.seed,
+        score=result.last,
+        curve=[bounds.normalised(point.score) for point in points],
+        seconds=result.wall_seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

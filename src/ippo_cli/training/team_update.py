@@ -1,0 +1,141 @@
+"""Updating a team: whose policies learn in an iteration, in which order, and what later ones know of earlier ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.learner import Learner
+from ippo_cli.agents.team import Team
+from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrder
+from ippo_cli.engine import distributed
+from ippo_cli.formulas import sequential_factor, step_logratio
+from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.training.metrics import prefixed
+from ippo_cli.training.update import UpdateStats, update
+from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
+
+
+def policies_in_order(config: Config, policies: Sequence[str], iteration: int) -> list[str]:
+    """The policies that learn in an iteration (counted from 0), first to last: a function of (seed, iteration) alone.
+
+    While only critics learn (`algorithm.critic_warmup`), there is nothing to be put in an order.
+    """
+    order, after_warmup = config.team.update_order, iteration - config.algorithm.critic_warmup
+    if order is UpdateOrder.simultaneous or after_warmup < 0:
+        return list(policies)
+    if order is UpdateOrder.round_robin:
+        assert config.team.round_robin_every is not None
+        return [policies[after_warmup // config.team.round_robin_every % len(policies)]]
+    numbers = uniforms(config.seed, "update_order", torch.tensor([iteration]), len(policies))[0]
+    return [policies[int(place)] for place in numbers.argsort(stable=True)]
+
+
+def update_team(
+    team: Team, experience: Experience, targets: Mapping[str, Targets], config: Config, context: StepContext
+) -> list[UpdateStats]:
+    """One iteration's training of every learner; each one's metrics by their full names, in the order of `learners`.
+
+    Critics learn in every iteration, from plain targets: values must follow the team, whoever of it has just changed.
+    A policy that carries its value head rests with it when it is not its turn, since one moves the other.
+    """
+    policies = {learner.name: learner for learner in team.learners if learner.is_policy}
+    order = policies_in_order(config, list(policies), context.iteration)
+    changes = None
+    if config.team.update_order is UpdateOrder.sequential and context.iteration >= config.algorithm.critic_warmup:
+        changes = JointChanges(config.algorithm.sequential_correction, experience)
+    stats: dict[int, UpdateStats] = {}
+    for place, name in enumerate(order, start=1):
+        learner, own = policies[name], targets
+        told: UpdateStats = {}
+        if changes is not None:
+            own, told = changes.corrected(learner, targets)
+            told["policy/order"] = float(place)
+        before = None if changes is None or place == len(order) else changes.logprobs(team, learner)
+        stats[id(learner)] = update(learner, experience.rollouts, own, context) | told
+        if changes is not None and before is not None:
+            changes.note(learner, before, changes.logprobs(team, learner))
+    for learner in team.learners:
+        if id(learner) not in stats:
+            stats[id(learner)] = update(
+                learner, experience.rollouts, targets, context, rests=learner.is_policy and learner.name not in order
+            )
+    return [prefixed(learner.name, stats[id(learner)]) for learner in team.learners]
+
+
+@dataclass
+class JointChanges:
+    """How the policies updated so far in an iteration have changed what was done at each step of its episodes."""
+
+    correction: SequentialCorrectionConfig
+    experience: Experience
+    steps: dict[str, Tensor] = field(init=False)  # by agent: the step of each action token, `[B, R]`, -1 elsewhere
+    logratio: Tensor = field(init=False)  # [B, S]: of all agents updated so far, summed
+
+    def __post_init__(self) -> None:
+        episodes, rollouts = self.experience.episodes, self.experience.rollouts
+        self.steps = {name: action_steps(episodes, name, rollout) for name, rollout in rollouts.items()}
+        self.count = 1 + max([0, *(int(steps.max()) for steps in self.steps.values() if steps.numel())])
+        first = next(iter(rollouts.values()))
+        self.logratio = first.logprobs.new_zeros(len(first.texts), self.count)
+
+    def corrected(
+        self, learner: Learner, targets: Mapping[str, Targets]
+    ) -> tuple[Mapping[str, Targets], dict[str, float]]:
+        """The targets with a learner's advantages multiplied by its agents' factors, and what to log of these."""
+        cap = math.inf if self.correction.cap is None else self.correction.cap
+        own: dict[str, Targets] = {}
+        numbers: list[Tensor] = []
+        for name in learner.trains:
+            mask = self.experience.rollouts[name].response_mask
+            factor = sequential_factor(self.logratio, mask, self.steps[name], cap=cap)
+            own[name] = replace(targets[name], advantages=targets[name].advantages * factor)
+            numbers.append(factor[targets[name].loss_mask])
+        factors = torch.cat(numbers).double()
+        total, count = distributed.all_sum(torch.stack([factors.sum(), factors.new_tensor(float(len(factors)))]))
+        largest = distributed.all_max(torch.cat([factors, factors.new_zeros(1)]).max())
+        told = {"policy/correction": float(total / count) if count else math.nan}
+        return {**targets, **own}, told | {"policy/correction_max": float(largest) if count else math.nan}
+
+    def logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
+        """What the policy as it is now says of the actions of its agents: both sides of a ratio from one forward."""
+        return {name: team[name].rescored(self.experience.rollouts[name]).logprobs for name in learner.trains}
+
+    def note(self, learner: Learner, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+        """Take in what an update has changed."""
+        pooling = self.correction.pooling
+        assert pooling is not None
+        for name in learner.trains:
+            self.logratio = self.logratio + step_logratio(
+                after[name],
+                before[name],
+                self.experience.rollouts[name].response_mask,
+                self.steps[name],
+                steps=self.count,
+                pooling=pooling.value,
+            )
+
+
+def action_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
+    """The environment's step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
+    own = [[turn.step for turn in episode.own(agent)] for episode in episodes]
+    width = max([1, *map(len, own)])
+    steps = torch.tensor([row + [-1] * (width - len(row)) for row in own], dtype=torch.long).reshape(len(own), width)
+    turn = rollout.turn
+    found = steps.to(turn.device).gather(1, turn.clamp(min=0))
+    return found.where(rollout.response_mask, -1)
+
+
+def acts_together(team: Team, episodes: Sequence[Episode]) -> bool:
+    """Whether agents of different policies ever act at the same step, on any rank."""
+    holder_of = {name: learner.name for learner in team.learners for name in learner.trains}
+
+    def together(episode: Episode) -> bool:
+        acting = {(turn.step, holder_of[turn.agent]) for turn in episode.turns if turn.agent in holder_of}
+        return len({step for step, _ in acting}) < len(acting)
+
+    return distributed.any_rank(any(map(together, episodes)))

@@ -1,0 +1,68 @@
+"""Ratings of policies and their earlier weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ippo_cli.training.elo import Games, results
+from ippo_cli.types import Episode
+
+
+def game(*rewards: Mapping[str, float], failure: Exception | None = None) -> Episode:
+    return Episode(
+        example={},
+        index=0,
+        turns=[],
+        rewards=list(rewards),
+        final={},
+        last_observations={},
+        terminated=True,
+        unfinished=frozenset(),
+        ended=frozenset(),
+        truncation="",
+        failure=failure,
+        parts={},
+    )
+
+
+def test_whoever_is_paid_more_over_the_whole_game_has_won_it() -> None:
+    late = game({"a": -0.3}, {"b": -1.0, "a": 1.0})
+    games = [late, late, game({"a": 0.5}, {"b": 0.5}), game({"b": 1.0}), game({"a": 9.0}, failure=ValueError())]
+    assert results(games, "a", "b") == [2, 1, 1]
+    assert results(games, "b", "a") == [1, 1, 2]
+
+
+def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
+    games = Games()
+    games.add("p", "p@0", [3, 1, 0])
+    games.add("p@0", "p", [1, 0, 0])
+    games.add("p", "p", [5, 5, 5])
+    games.rename({"p": "p@8"})
+    games.add("p", "p@8", [2, 0, 1])
+    games.add("p", "p@0", [0, 0, 0])
+    assert games.played == {"p@8": {"p@0": [3, 1, 1]}, "p": {"p@8": [2, 0, 1]}}
+    found = games.ratings(["p@0"], ["p"])
+    # One more draw for each two who have met.
+    assert list(found) == ["p@0", "p@8", "p"]
+    assert found["p@0"] == 0.0
+    assert found["p@8"] == pytest.approx(400 * math.log10((3 + 0.5 + 0.5) / (1 + 0.5 + 0.5)))
+    assert found["p"] - found["p@8"] == pytest.approx(400 * math.log10(2.5 / 1.5))
+    assert games.table(found)[1] == {"player": "p@8", "elo": round(found["p@8"], 1), "won": 4, "drawn": 1, "lost": 3}
+
+
+def test_without_games_there_is_no_rating() -> None:
+    found = Games().ratings(["a@0", "b@0"], ["a", "b"])
+    assert found["a@0"] == 0.0
+    assert all(math.isnan(found[name]) for name in ("b@0", "a", "b"))
+    assert [row["elo"] for row in Games().table(found)] == [0.0, None, None, None]
+
+
+def test_snapshots_are_listed_in_the_order_of_their_iterations() -> None:
+    games = Games()
+    for iteration in (8, 80, 16):
+        games.add(f"p@{iteration}", "p@0", [1, 1, 1])
+    names: Sequence[str] = list(games.ratings(["p@0"], ["p"]))
+    assert names == ["p@0", "p@8", "p@16", "p@80", "p"]

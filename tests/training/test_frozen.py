@@ -1,0 +1,86 @@
+"""A frozen agent speaks and is scored; its weights never move, and nothing of it is trained or saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+
+from ippo_cli.agents.initial import description
+from ippo_cli.config.errors import Preempted
+from ippo_cli.models.actor import Policy
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.training.evaluate_run import evaluate_run
+from ippo_cli.training.memory import run_memory
+from ippo_cli.training.preflight import read_material
+from ippo_cli.training.process import run_training
+
+FROZEN = "task.agents.high.frozen=true"
+SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides", [(), ("team=shared_policy",), ("critic=value_head", "algorithm.kl.loss.coef=0.1")]
+)
+def test_its_weights_stay_its_initial_ones_and_others_learn(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    holder = "shared" if "team=shared_policy" in overrides else "low"
+    with a_trainer(tmp_path, *SHORT, FROZEN, *overrides) as trainer:
+        team = trainer.state.team
+        assert (list(team), list(team.frozen), list(team.speakers)) == (["low"], ["high"], ["low", "high"])
+        assert {learner.name for learner in team.learners} == {holder}
+        policy = team.frozen["high"].policy
+        assert isinstance(policy, Policy)
+        initial = load_file(trainer.run.folder / "initial" / "high" / "model.safetensors")
+        before = [weight.detach().clone() for weight in team["low"].policy.engine.module.parameters()]
+        for _ in range(2):
+            experience = trainer.step()
+        assert all(torch.equal(dict(policy.lm.named_parameters())[name], value) for name, value in initial.items())
+        after = team["low"].policy.engine.module.parameters()
+        assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        row = trainer.state.progress.row
+        assert row is not None
+        assert row["high/score/mean"] == pytest.approx(float(experience.scores["high"].raw.mean()), rel=1e-5)
+        assert not any(key.startswith(("high/policy", "high/value", "high/targets", "high/joint")) for key in row)
+
+
+@pytest.mark.slow
+def test_a_run_with_one_is_resumed_exactly_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [FROZEN, *SHORT, *stopping_reward(tmp_path)]
+    whole = train(tmp_path, *keys)
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    began = description(folder / "initial" / "high", None)["sha256"]
+    monkeypatch.delenv("STOP_AT_CALL")
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+    assert description(folder / "initial" / "high", None)["sha256"] == began
+    expected, found = final_weights(whole, ["low"]), final_weights(folder, ["low"])
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    checkpoint = newest_intact(folder / "checkpoints")
+    assert checkpoint is not None
+    assert {path.name for path in checkpoint.iterdir() if path.is_dir()} == {"low"}
+    written = json.loads(evaluate_run(config, folder, "latest", []).read_text())
+    assert written["models"]["high"]["model"] == str(folder / "initial" / "high")
+    assert written["models"]["low"]["model"] == str(checkpoint / "low" / "actor")
+
+
+def test_memory_counts_it_without_gradients_and_optimizer(tmp_path: Path) -> None:
+    sizes = {}
+    for frozen in ("true", "false"):
+        config, _ = small_config(tmp_path, f"task.agents.high.frozen={frozen}")
+        material = read_material(config, load_task(config.task, config.seed))
+        sizes[frozen] = run_memory(config, material.shapes, 1, 16)
+    assert [model.name for model in sizes["true"].trained] == ["low actor", "low critic"]
+    (actor,) = sizes["true"].references
+    assert (actor.name, actor.weights) == ("high actor", 4 * actor.shape.parameters)
+    assert sizes["false"].references == ()
+    assert sizes["true"].standing < sizes["false"].standing

@@ -1,0 +1,204 @@
+"""Who learns when: all at once, one policy at a time, or one after another with HAPPO's factor."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import SMALL, a_trainer, final_weights, rows, small_config, train
+from torch import Tensor
+
+from ippo_cli.agents.learner import Learner
+from ippo_cli.training.team_update import action_steps, policies_in_order, update_team
+from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.update import update
+from ippo_cli.types import Rollout, StepContext
+
+HAPPO = ("algorithm=happo", "algorithm.mini_batch_size=8", "algorithm.sequential_correction.cap=1.2")
+SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+LARGE_STEPS = ("actor.learning_rate=0.01", "rollout.temperature=2.0")
+MID = ("++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'")
+TALK = ("++task.agents.low.turn_template='{heard}<'", "++task.agents.high.turn_template='{heard}>'")
+TWO_TURNS = (*TALK, "task.num_turns=2")
+CONTEXT = StepContext(seed=0, iteration=0, num_iterations=2)
+
+
+def slow_logprobs(trainer: Trainer, name: str, rollout: Rollout) -> Tensor:
+    """Log-probabilities of the action tokens, one row at a time, straight from the language model."""
+    lm = trainer.state.team[name].policy.engine.module.lm
+    found = torch.zeros(rollout.response_mask.shape)
+    for row in range(len(rollout.texts)):
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]
+        response = rollout.response_ids[row][: int(rollout.length[row])]
+        with torch.no_grad():
+            logits = lm(torch.cat([prompt, response])[None]).logits[0].float() / trainer.config.rollout.temperature
+        said = logits[len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, response[:, None])[:, 0]
+        found[row, : len(response)] = said
+    return found * rollout.response_mask
+
+
+def weights(learner: Learner) -> Mapping[str, Tensor]:
+    found = learner.engine.full_state_dict()
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), MID, TWO_TURNS], ids=["two agents", "three agents", "two turns"])
+def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from_them(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    keys = (*SHORT, *LARGE_STEPS, *overrides)
+    factors: dict[str, Tensor] = {}
+    with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
+        team = trainer.state.team
+        order = policies_in_order(trainer.config, list(team), 0)
+        experience, _ = trainer.experience(0, Stopwatch())
+        targets, _ = trainer.state.algorithm.targets(team, experience)
+        before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
+        stats = {
+            key: value
+            for one in update_team(team, experience, targets, trainer.config, CONTEXT)
+            for key, value in one.items()
+        }
+        after = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
+        expected = {learner.name: weights(learner) for learner in team.learners if learner.is_policy}
+        turns = {name: [episode.of(name) for episode in experience.episodes] for name in team}
+    for place, name in enumerate(order):
+        rollout = experience.rollouts[name]
+        factors[name] = rollout.response_mask.float()
+        for row in range(16):
+            for number, turn in enumerate(turns[name][row]):
+                log = 0.0
+                for other in order[:place]:
+                    theirs = experience.rollouts[other]
+                    for their_number, their_turn in enumerate(turns[other][row]):
+                        if their_turn.step == turn.step:
+                            there = theirs.turn[row] == their_number
+                            log += float((after[other] - before[other])[row][there].sum())
+                factors[name][row][rollout.turn[row] == number] = min(math.exp(log), 1.2)
+        own = factors[name][targets[name].loss_mask]
+        assert stats[f"{name}/policy/order"] == place + 1
+        assert stats[f"{name}/policy/correction"] == pytest.approx(float(own.mean()), rel=1e-4)
+        assert stats[f"{name}/policy/correction_max"] == pytest.approx(float(own.max()), rel=1e-4)
+    last = factors[order[-1]][experience.rollouts[order[-1]].response_mask]
+    assert float(last.max()) == pytest.approx(1.2)  # truncated
+    assert float(last.min()) < 0.95
+    assert (factors[order[0]] == experience.rollouts[order[0]].response_mask).all()
+    plain = [f"algorithm.{key}" for key in ("ppo_epochs=2", "mini_batch_size=8")]
+    with a_trainer(tmp_path, *keys, "algorithm=ppo", *plain) as trainer:  # the same samples and weights, by hand
+        team = trainer.state.team
+        for learner in team.learners:
+            if learner.is_policy:
+                own = targets[learner.name]
+                by_hand = {learner.name: replace(own, advantages=own.advantages * factors[learner.name])}
+                update(learner, experience.rollouts, by_hand, CONTEXT)
+                for key, value in weights(learner).items():
+                    torch.testing.assert_close(value, expected[learner.name][key], rtol=1e-3, atol=2e-5)
+                update(learner, experience.rollouts, targets, CONTEXT)
+
+
+@pytest.mark.slow
+def test_a_factor_of_a_policy_that_does_not_move_is_exactly_one_and_nothing_is_corrected(tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path, *HAPPO)
+    (first, last), _ = (policies_in_order(config, ["low", "high"], iteration) for iteration in (0, 1))
+    keys = ["algorithm.mini_batch_size=8", *SHORT, *LARGE_STEPS, "num_iterations=1"]
+    still = [*keys, f"task.agents.{first}.actor.learning_rate=0", "++actor.weight_decay=0"]
+    sequential, together = train(tmp_path, *still, *HAPPO), train(tmp_path, *still, "algorithm=ppo")
+    row = rows(sequential)[-1]
+    assert (row[f"{last}/policy/correction"], row[f"{last}/policy/correction_max"]) == (1.0, 1.0)
+    of_the_order = {key: value for key, value in row.items() if key not in rows(together)[-1]}
+    assert {key.split("/", 1)[1] for key in of_the_order} == {
+        "policy/order",
+        "policy/correction",
+        "policy/correction_max",
+    }
+    assert rows(together)[-1].items() <= row.items()
+    expected, found = final_weights(together), final_weights(sequential)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_under_round_robin_the_policy_whose_turn_it_is_not_stays_bit_for_bit(critic: str, tmp_path: Path) -> None:
+    keys = ("algorithm=ippo", f"critic={critic}", "team.update_order=round_robin", "team.round_robin_every=2")
+    with a_trainer(tmp_path, *SHORT, *keys, "num_iterations=5", "algorithm.critic_warmup=1") as trainer:
+        learners = {f"{learner.name} {learner.stage}": learner for learner in trainer.state.team.learners}
+        moved = []
+        for _ in range(5):
+            before = {name: weights(learner) for name, learner in learners.items()}
+            trainer.step()
+            after = {name: weights(learner) for name, learner in learners.items()}
+            moved.append(
+                {
+                    name
+                    for name, value in before.items()
+                    if any(not torch.equal(part, after[name][key]) for key, part in value.items())
+                }
+            )
+    turns = [set(), {"low"}, {"low"}, {"high"}, {"high"}]
+    if critic == "separate":
+        critics = {"low value", "high value"}
+        assert moved == [critics | {f"{name} policy" for name in turn} for turn in turns]
+    else:  # while only values learn, both do; then a policy's values rest with it
+        assert moved == [{"low joint", "high joint"}, *({f"{name} joint" for name in turn} for turn in turns[1:])]
+
+
+def test_the_order_is_drawn_anew_each_iteration_from_the_seed_and_the_iteration_alone(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    one, other = small_config(tmp_path, *HAPPO)[0], small_config(tmp_path, *HAPPO, "seed=1")[0]
+    orders = [tuple(policies_in_order(one, names, iteration)) for iteration in range(60)]
+    assert len(set(orders)) == 6
+    assert all(sorted(order) == names for order in orders)
+    assert orders == [tuple(policies_in_order(one, names, iteration)) for iteration in range(60)]
+    assert orders != [tuple(policies_in_order(other, names, iteration)) for iteration in range(60)]
+
+
+@pytest.mark.slow
+def test_policies_that_never_act_at_once_are_told_that_every_factor_is_one(tmp_path: Path) -> None:
+    (tmp_path / "turns.py").write_text(
+        'def turns(example, agents):\n    for name in agents:\n        yield {name: example["letters"] + "<"}\n'
+    )
+    folder = train(tmp_path, *HAPPO, *SHORT, "num_iterations=1", f"task.protocol={tmp_path / 'turns.py'}:turns")
+    assert "no two policies acted at once" in (folder / "run.json").read_text()
+    assert rows(folder)[-1]["low/policy/correction_max"] == rows(folder)[-1]["high/policy/correction_max"] == 1.0
+
+
+@pytest.mark.slow
+def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
+    keys = [*SHORT, *HAPPO, *LARGE_STEPS, "rollout.zero3_gather=all"]
+    one = rows(train(tmp_path / "one", *keys))
+    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero3"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    (folder,) = (tmp_path / "two" / "default").iterdir()
+    found = rows(folder)
+    first = one[1]
+    assert max(first["low/policy/correction_max"], first["high/policy/correction_max"]) > 1.0
+    for before, after in zip(one, found, strict=True):
+        assert before.keys() == after.keys()
+    for key, value in first.items():
+        if not key.endswith("first_step_deviation"):
+            assert found[1][key] == pytest.approx(value, rel=2e-3, abs=1e-4, nan_ok=True), key
+
+
+def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
+        experience, _ = trainer.experience(0, Stopwatch())
+    for name, rollout in experience.rollouts.items():
+        assert torch.equal(action_steps(experience.episodes, name, rollout), rollout.turn)  # both act at every step
+        assert (rollout.turn == 1).any()
