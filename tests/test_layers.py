@@ -34,6 +34,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Library -> where it may be imported.
 PLACES = {
     "deepspeed": ("engine/zero.py",),
+    "peft": ("models/lora.py",),
     "hydra": ("cli/", "config/"),
     "omegaconf": ("cli/", "config/"),
     "yaml": ("cli/", "config/"),

@@ -24,6 +24,7 @@ def keys(plain: Make) -> set[str]:
         (),
         ("task=jsonl", "actor=full", "reward=function"),
         ("critic=value_head",),
+        ("actor=tiny_lora", "critic=adapter", "team=shared_base"),
         ("task=gymnasium",),
         ("task=environment",),
     ]

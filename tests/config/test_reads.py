@@ -21,7 +21,7 @@ READ_BY_CHECKS = {
     "AlgorithmConfig.allow_off_policy_steps",
     "RunConfig.resume",
     "RunConfig.num_epochs",
-    "SeparateCriticConfig.mini_batch_size",
+    "OwnCriticConfig.mini_batch_size",
     "StepsConfig.mini_batch_size",
 }
 

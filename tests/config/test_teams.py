@@ -11,7 +11,7 @@ from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
-from ippo_cli.config.teams import critics, holders, members
+from ippo_cli.config.teams import base_of, bases, critics, holders, members
 
 Make = Callable[..., Any]
 
@@ -42,7 +42,9 @@ def test_agents_of_a_group_may_be_sampled_differently_but_for_the_temperature(co
 
 
 def test_groups_belong_to_shared_weights_alone() -> None:
-    with pytest.raises(ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy$"):
+    with pytest.raises(
+        ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy or team=shared_base$"
+    ):
         load_config(arguments(["team.groups={pair:[low,high]}"]))
 
 
@@ -73,3 +75,41 @@ def test_one_critic_for_all_has_one_set_of_values_and_a_name_of_its_own(config: 
         ConfigError, match=r"^critic.shared=true makes a critic named team, and an agent or a group has"
     ):
         check(named, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["critic=adapter"],
+            "critic=adapter needs a frozen base, and actor=tiny trains all of low's model; use actor=lora",
+        ),
+        (["team=shared_base"], "team=shared_base freezes the base of shared, and actor=tiny of low trains all of it"),
+        (
+            ["actor=tiny_lora", "deepspeed=zero3"],
+            "deepspeed.stage=3 spreads trained weights .* actor=tiny_lora are adapters",
+        ),
+        (["actor=tiny_lora", "actor.target_modules=q_proj"], "is neither all-linear nor a list of names"),
+        (
+            ["actor=tiny_lora", "actor.model=x"],
+            "cannot be set for actor=tiny_lora, which is made locally; use actor=lora",
+        ),
+        (["actor=lora"], "actor.model=null names no weights for agent low; .* use actor=tiny_lora"),
+        (
+            ["actor=tiny_lora", "team=shared_base", "task.agents.high.actor.hidden_size=64"],
+            "task.agents.high.actor.hidden_size=64 differs from low's 128, and both are in group shared, which has one",
+        ),
+    ],
+)
+def test_adapters_and_bases_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(load_config(overrides), 1)
+
+
+def test_agents_on_one_base_may_differ_in_all_that_is_their_own() -> None:
+    own = ["task.agents.high.actor.rank=4", "task.agents.high.actor.learning_rate=0.1", "task.agents.low.critic.rank=2"]
+    config = load_config(["actor=tiny_lora", "critic=adapter", "team=shared_base", *own])
+    check(config, 1)
+    assert members(config) == {"low": ("low",), "high": ("high",)}
+    assert bases(config) == {"shared": ("low", "high")}
+    assert base_of(config) == {"low": "shared", "high": "shared"}

@@ -27,12 +27,14 @@ from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.trainer import Trainer
 
-SMALL = (
+SMALL_MODEL = (
     "actor.hidden_size=32",
     "actor.num_layers=1",
     "actor.num_heads=2",
     "actor.warm_start_steps=3",
     "actor.warm_start_batch_size=16",
+)
+SMALL_RUN = (
     "task.train_size=48",
     "task.eval_size=8",
     "rollout.buffer_size=16",
@@ -45,6 +47,12 @@ SMALL = (
     "tracker.samples_every=0",
     "launch.threads=1",
 )
+SMALL = (*SMALL_MODEL, *SMALL_RUN)
+
+
+def small(overrides: Sequence[str]) -> tuple[str, ...]:
+    """All overrides of a small run: those of a model made locally, unless one is loaded."""
+    return (*(SMALL_RUN if {"actor=full", "actor=lora"} & set(overrides) else SMALL), *overrides)
 
 
 @cache
@@ -55,7 +63,7 @@ def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
     """A checked configuration and its YAML."""
-    plain = copy.deepcopy(composed((*SMALL, *overrides))) | {"output_dir": str(root)}
+    plain = copy.deepcopy(composed(small(overrides))) | {"output_dir": str(root)}
     config = typed(plain)
     check(config, 1)
     return config, to_yaml(plain)
@@ -65,7 +73,7 @@ def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
     """A reserved run folder with its files."""
     config, yaml = small_config(root, *overrides)
     folder = reserve_folder(root / config.name)
-    start_files(folder, yaml, [*SMALL, f"output_dir={root}", *overrides], ["ippo-train"], resumed=False)
+    start_files(folder, yaml, [f"output_dir={root}", *small(overrides)], ["ippo-train"], resumed=False)
     return config, folder
 
 

@@ -277,7 +277,7 @@ def test_a_plan_counts_the_prompts_that_there_are(tmp_path) -> None:
 def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:
     alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
-    assert [frozen.weights for frozen in memory.references] == [2 * 7_615_616_512]
+    assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
 def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
@@ -309,7 +309,7 @@ def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, bytes_alike, "team=shared_policy", "algorithm.kl.loss.coef=0.1")
     material, shared = needs(config)
     assert [model.name for model in shared.trained] == ["shared actor", "shared critic"]
-    assert [model.name for model in shared.references] == ["shared reference"]
+    assert [model.name for model in shared.frozen] == ["shared reference"]
     assert [model.memory for model in shared.trained] == [model.memory for model in own.trained[:2]]
     assert disk_needs(config, material, 1)[0] == disk_needs(independent, each, 1)[0] / 2
     show_plan(config)

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
-from ippo_cli.models.actor import Policy, PolicyOutput
+from ippo_cli.models.actor import Policy, PolicyOutput, RowsApart
 from ippo_cli.rollout.critic_view import central_view
 from ippo_cli.types import CriticView, Episode, Rollout
 
@@ -27,6 +27,11 @@ class GenerationPolicy(Protocol):
     @property
     def model_config(self) -> PretrainedConfig:
         """What the language model says of itself."""
+        ...
+
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        """The model that its rows may be decoded in together with those of other agents."""
         ...
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
@@ -46,9 +51,13 @@ class FrozenAgent:
     def model_config(self) -> PretrainedConfig:
         return self.policy.lm.config
 
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        return self.policy.rows_apart
+
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
-        with torch.no_grad():
+        with torch.no_grad(), self.policy.reading():
             yield self.policy
 
 
@@ -69,6 +78,10 @@ class Agent:
         return self.policy.engine.module.lm.config
 
     @property
+    def rows_apart(self) -> RowsApart | None:
+        return self.policy.engine.module.rows_apart
+
+    @property
     def has_values(self) -> bool:
         """Whether there is a value function, a model of its own or on the policy."""
         return isinstance(self._valuing.objective, ValueFunction)
@@ -83,8 +96,10 @@ class Agent:
         """Who has the values, if anybody has."""
         return self.policy if self.critic is None else self.critic
 
-    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
-        return self.policy.engine.inference(gather=gather)  # type: ignore[return-value]
+    @contextmanager
+    def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
+        with self.policy.engine.inference(gather=gather) as policy, policy.reading():
+            yield policy
 
     def critic_view(self, episodes: Sequence[Episode], rollout: Rollout) -> CriticView | None:
         """What its critic reads of the episodes in place of its rows; None where it reads the rows."""

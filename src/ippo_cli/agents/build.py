@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,53 +20,84 @@ from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
     ActorConfig,
+    AdapterCriticConfig,
+    AgentConfig,
     CentralizedCriticConfig,
     Config,
     DeepspeedConfig,
     Dtype,
+    LoraActorConfig,
     OptimizerConfig,
+    OwnCriticConfig,
     SeparateCriticConfig,
+    TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import critics, holders, members, shares_critic
+from ippo_cli.config.teams import base_of, critics, holders, members, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
-from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width, value_model
+from ippo_cli.models.critic import (
+    ValueHead,
+    ValueHeadConfig,
+    ValueModel,
+    hidden_width,
+    value_head_from,
+    value_model,
+)
 from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
 
+if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
+    from ippo_cli.models.lora import AdapterCritic, FrozenBase
+
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 
 
-def build_team(config: Config, weights: Mapping[str, Path | str], device: torch.device) -> Team:
+@dataclass
+class _Frozen:
+    """Weights that nothing trains, and that several agents may share."""
+
+    device: torch.device
+    references: dict[str, Policy] = field(default_factory=dict)  # by weights
+    bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
+
+
+def build_team(
+    config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
+) -> Team:
     """Models and engines, and the agents that have them, in the same order on every rank.
 
-    `weights`: where each actor starts, by the name that its weights go by.
+    `weights`: where each actor starts, by the name that its weights go by. `saved`: a checkpoint whose weights take
+    the place of those, for the KL reference stays the initial model.
     """
-    references: dict[str, Policy] = {}
+    frozen = _Frozen(device)
     built: dict[str, Agent] = {}
-    frozen: dict[str, FrozenAgent] = {}
+    agents_frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
     for holder, names in members(config).items():
         if config.task.agents[names[0]].frozen:
-            frozen[holder] = _build_frozen(config, holder, str(weights[holder]), references, device)
+            agents_frozen[holder] = _build_frozen(config, holder, str(weights[holder]), frozen)
             continue
-        one = _build_agent(config, holder, names, str(weights[holder]), references, device)
+        place = None if saved is None else saved / holder
+        one = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
     if shares_critic(config):
         ((name, names),) = critics(config).items()
-        one = _critic_learner(config, name, names, str(weights[holders(config)[names[0]]]), device)
+        place = None if saved is None else saved / name
+        first = config.task.agents[names[0]]
+        model = _critic(config, name, first, str(weights[holders(config)[names[0]]]), place, frozen)
+        one = _critic_learner(config, name, names, model, device)
         built = {agent: replace(built[agent], critic=one) for agent in built}
         learners.append(one)
     team = Team(
         agents={name: built[name] for name in config.task.agents if name in built},
         learners=learners,
-        frozen=frozen,
+        frozen=agents_frozen,
         names=tuple(config.task.agents),
     )
     _lay_out(config, team)
@@ -91,50 +122,106 @@ def _lay_out(config: Config, team: Team) -> None:
         own[name].layout = layout
 
 
-def _build_frozen(
-    config: Config, name: str, weights: str, references: dict[str, Policy], device: torch.device
-) -> FrozenAgent:
+def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> FrozenAgent:
     """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
     actor = config.task.agents[name].actor
     tokenizer = load_tokenizer(weights, actor.revision)
-    policy = _reference(actor, weights, references, device)
+    policy = _reference(config, name, actor, weights, frozen)
+    if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
+        from ippo_cli.models.lora import AdapterPolicy
+
+        base = _base(config, name, actor, weights, frozen)
+        adapter = base.add(actor, "actor", config.seed)
+        adapter.load(Path(actor.adapter), "actor.adapter")
+        policy = AdapterPolicy(base, adapter).eval()
     refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
 
 
 def _build_agent(
-    config: Config,
-    holder: str,
-    names: tuple[str, ...],
-    weights: str,
-    references: dict[str, Policy],
-    device: torch.device,
+    config: Config, holder: str, names: tuple[str, ...], weights: str, saved: Path | None, frozen: _Frozen
 ) -> Agent:
     """The first of the agents that have these weights; the others differ from it in name."""
     agent = config.task.agents[names[0]]
     tokenizer = load_tokenizer(weights, agent.actor.revision)
-    lm = load_causal_lm(weights, agent.actor.revision, agent.actor.dtype)
-    refuse_unreadable_tokens(tokenizer, lm, f"actor.model={weights}")
+    policy = _policy(config, holder, agent, weights, saved, frozen)
+    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
     # Before an engine spreads it.
-    vocabulary = len(lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
-    separate = isinstance(agent.critic, SeparateCriticConfig) and not shares_critic(config)
-    head = None
-    if isinstance(agent.critic, ValueHeadCriticConfig):
-        head = ValueHead(ValueHeadConfig(hidden_width(lm.config), agent.critic.value_head_hidden_dim))
-        nn.Module.to(head, dtype=lm.dtype)
-    policy = Policy(lm, head, in_step=config.deepspeed.stage == 3)
-    reference = _reference(agent.actor, weights, references, device) if needs_reference(config) else None
+    vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
+    reference = _reference(config, holder, agent.actor, weights, frozen) if needs_reference(config) else None
+    if reference is not None and not reference.packs:
+        policy.packs = False  # the reference is given the rows that the policy reads
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
-    actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, device)
+    actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
+    critic = None
+    if isinstance(agent.critic, OwnCriticConfig) and not shares_critic(config):
+        model = _critic(config, holder, agent, weights, saved, frozen)
+        critic = _critic_learner(config, holder, names, model, frozen.device)
     return Agent(
         name=names[0],
         tokenizer=tokenizer,
         policy=actor,
-        critic=_critic_learner(config, holder, names, weights, device) if separate else None,
+        critic=critic,
         reference=reference,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
+
+
+def _policy(
+    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: _Frozen
+) -> Policy:
+    """The actor's model with its initial weights, or those that were saved."""
+    actor = agent.actor
+    if isinstance(actor, LoraActorConfig):
+        from ippo_cli.models.lora import AdapterPolicy
+
+        base = _base(config, holder, actor, weights, frozen)
+        adapter = base.add(actor, "actor", config.seed)
+        policy: Policy = AdapterPolicy(base, adapter, _value_head(agent, base.lm))
+        if saved is not None:
+            policy.load_saved(saved)
+        elif actor.adapter is not None:
+            adapter.load(Path(actor.adapter), "actor.adapter")
+        return policy
+    source, revision = (weights, actor.revision) if saved is None else (str(saved / "actor"), None)
+    lm = load_causal_lm(source, revision, actor.dtype)
+    policy = Policy(lm, _value_head(agent, lm), in_step=config.deepspeed.stage == 3)
+    if saved is not None and policy.value_head is not None:
+        policy.value_head.load_state_dict(value_head_from(saved / "critic").state_dict())
+    _checkpoint_gradients(lm, actor.gradient_checkpointing)
+    policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+    return policy
+
+
+def _value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
+    """Of a policy that carries one."""
+    if not isinstance(agent.critic, ValueHeadCriticConfig):
+        return None
+    return _head_of(agent.critic, lm)
+
+
+def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel) -> ValueHead:
+    head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
+    nn.Module.to(head, dtype=lm.dtype)
+    return head
+
+
+def _base(config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: _Frozen) -> FrozenBase:
+    """The frozen base of an agent's adapters, which others may share."""
+    from ippo_cli.models.lora import FrozenBase
+
+    name = base_of(config)[holder]
+    if name not in frozen.bases:
+        lm = load_causal_lm(weights, actor.revision, actor.dtype)
+        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+        base = FrozenBase(lm, weights)
+        base.packs = packs
+        if actor.gradient_checkpointing:
+            base.checkpoint_gradients()
+        lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
+        frozen.bases[name] = base
+    return frozen.bases[name]
 
 
 def _actor_learner(
@@ -148,13 +235,9 @@ def _actor_learner(
 ) -> Learner:
     agent = config.task.agents[names[0]]
     actor, critic = agent.actor, agent.critic
-    _checkpoint_gradients(policy.lm, actor.gradient_checkpointing)
-    policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
-    if reference is not None and not reference.packs:
-        policy.packs = False  # the reference is given the rows that the policy reads
     kl_loss = config.algorithm.kl.loss
     objective = PolicyObjective if policy.value_head is None else JointObjective
-    groups = param_groups(policy.lm, actor)
+    groups = param_groups(policy.trained, actor)
     if isinstance(critic, ValueHeadCriticConfig):
         assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
@@ -177,17 +260,42 @@ def _actor_learner(
     )
 
 
-def _critic_learner(config: Config, holder: str, names: tuple[str, ...], weights: str, device: torch.device) -> Learner:
-    agent = config.task.agents[names[0]]
-    actor, critic = agent.actor, agent.critic
+def _critic(
+    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: _Frozen
+) -> ValueModel | AdapterCritic:
+    """A critic with an engine of its own: on the actor's frozen base, or a model."""
+    critic, actor = agent.critic, agent.actor
+    if isinstance(critic, AdapterCriticConfig):
+        from ippo_cli.models.lora import AdapterCritic
+
+        assert isinstance(actor, LoraActorConfig)
+        base = _base(config, holder, actor, weights, frozen)
+        on_base = AdapterCritic(base.add(critic, "critic", config.seed), _head_of(critic, base.lm))
+        if saved is not None:
+            on_base.load_saved(saved)
+        elif critic.warm_start is not None:
+            on_base.load(Path(critic.warm_start), "critic.warm_start")
+        return on_base
     assert isinstance(critic, SeparateCriticConfig)
+    if saved is not None:
+        critic = replace(critic, warm_start=str(saved / "critic"))
     model = load_critic(critic, weights, actor.revision)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
+    return model
+
+
+def _critic_learner(
+    config: Config, holder: str, names: tuple[str, ...], model: ValueModel | AdapterCritic, device: torch.device
+) -> Learner:
+    agent = config.task.agents[names[0]]
+    actor, critic = agent.actor, agent.critic
+    assert isinstance(critic, OwnCriticConfig)
+    dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
     return Learner(
         name=holder,
         trains=names,
-        engine=_engine(model, param_groups(model, critic), config.deepspeed, critic.dtype, critic, device),
+        engine=_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
         mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
@@ -250,14 +358,21 @@ def _engine(
     return Engine(module, groups, zero=settings, device=device)
 
 
-def _reference(actor: ActorConfig, weights: str, references: dict[str, Policy], device: torch.device) -> Policy:
-    """The frozen initial policy. Agents that start from the same weights share it: nothing ever writes to it."""
+def _reference(config: Config, holder: str, actor: ActorConfig, weights: str, frozen: _Frozen) -> Policy:
+    """The frozen initial policy. Agents that start from the same weights share it: nothing ever writes to it.
+
+    That of an adapter is its base, read without any.
+    """
+    if isinstance(actor, LoraActorConfig):
+        from ippo_cli.models.lora import AdapterPolicy
+
+        return AdapterPolicy(_base(config, holder, actor, weights, frozen), None).eval()
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"
-    if key not in references:
-        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(device)
+    if key not in frozen.references:
+        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(frozen.device)
         policy.packs = enable_packing(backbone_of(policy.lm))
-        references[key] = policy.requires_grad_(False).eval()
-    return references[key]
+        frozen.references[key] = policy.requires_grad_(False).eval()
+    return frozen.references[key]
 
 
 def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:

@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Alphabet, Config, CriticKind, History, SeparateCriticConfig, TinyActorConfig
-from ippo_cli.config.teams import holders, members
+from ippo_cli.config.teams import base_of, bases, members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor, tokenizer_of
@@ -40,10 +40,10 @@ def initial_weights(
     The copy is what resuming and the KL reference use, whatever becomes of the cache. A model for whose agents no
     answers are known starts from random weights, and `say` is told.
     """
-    return {
-        holder: _initial(config, holder, names, task, run_folder, progress, say)
-        for holder, names in members(config).items()
+    made = {
+        base: _initial(config, base, names, task, run_folder, progress, say) for base, names in bases(config).items()
     }
+    return {holder: made[base] for holder, base in base_of(config).items()}
 
 
 def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
@@ -83,14 +83,14 @@ def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config
 def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
     """The same configuration, with the commit as the revision of every hub model.
 
-    `initial/NAME.json` in the run's folder says what the actor of agent or group NAME began with: the commit, or every
-    file's sha256. It is written when the run begins; where it is there, what the folder or hub holds now must be the
-    same, since the KL reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
+    `initial/NAME.json` in the run's folder says what the actor of agent, group or base NAME began with: the commit, or
+    every file's sha256. It is written when the run begins; where it is there, what the folder or hub holds now must be
+    the same, since the KL reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
     """
     commits = distributed.on_main(lambda: _pin(config, weights, run_folder))
-    holder_of = holders(config)
+    base = {name: base for base, names in bases(config).items() for name in names}
     agents = {
-        name: replace(agent, actor=replace(agent.actor, revision=commits[holder_of[name]] or agent.actor.revision))
+        name: replace(agent, actor=replace(agent.actor, revision=commits[base[name]] or agent.actor.revision))
         for name, agent in config.task.agents.items()
     }
     return replace(config, task=replace(config.task, agents=agents))
@@ -184,12 +184,13 @@ def embeddings(source: str, revision: str | None) -> int | None:
 
 
 def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
-    """Records by holder, verified or written; the commits of those from the hub. Equal models are read once."""
+    """Records by base, verified or written; the commits of those from the hub. Equal models are read once."""
     known: dict[tuple[str, str | None], dict[str, Any]] = {}
     commits: dict[str, str | None] = {}
-    for holder, names in members(config).items():
+    by_base = {base: weights[holder] for holder, base in base_of(config).items()}
+    for base, names in bases(config).items():
         revision = config.task.agents[names[0]].actor.revision
-        model, file = weights[holder], record_file(run_folder, holder)
+        model, file = by_base[base], record_file(run_folder, base)
         key = (str(model), revision)
         if file.exists():
             known[key] = known.get(key) or verified(model, read_record(file))
@@ -200,7 +201,7 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
                 partial = file.with_suffix(".partial")
                 partial.write_text(json.dumps(known[key], indent=1) + "\n")
                 partial.rename(file)
-        commits[holder] = known[key]["commit"]
+        commits[base] = known[key]["commit"]
     return commits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,31 +79,16 @@ class Learner:
         return self.objective.losses(self.engine, sequences, batch, context)
 
     def save_pretrained(
-        self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase
+        self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
-        """`actor/` or `critic/` as `from_pretrained` reads them, both of a policy with a value head; the files of them.
+        """`actor/` or `critic/` as libraries read them, both of a policy with a value head; the files of them.
 
-        Written on the rank that has the weights.
+        Written on the rank that has the weights. `merged`: adapters with their base, as one model.
         """
         if weights is None:
             return []
-        module, saved = self.engine.module, folder / "critic"
-        if isinstance(module, Policy):
-            saved = folder / "actor"
-            module.lm.save_pretrained(saved, state_dict=_below("lm.", weights))
-        else:
-            module.save_pretrained(saved, state_dict=weights)
-        tokenizer.save_pretrained(saved)
-        folders = [saved]
-        if isinstance(module, Policy) and module.value_head is not None:
-            folders.append(folder / "critic")
-            module.value_head.save_pretrained(folders[-1], state_dict=_below("value_head.", weights))
+        folders = self.engine.module.save(folder, weights, tokenizer, merged=merged)
         return [file for part in folders for file in part.rglob("*") if file.is_file()]
-
-
-def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a submodule under its own names."""
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

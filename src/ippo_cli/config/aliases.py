@@ -44,6 +44,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "iacconfig": "algorithm=ippo, or algorithm=comlrl_iac for the maths of version 1.4.3",
     },
     "verl": {
+        "lora_rank": "actor=lora actor.rank",
+        "lora_alpha": "actor.alpha",
         "train_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
         "rollout.n": "rollout.num_generations",
         "ppo_mini_batch_size": "algorithm.mini_batch_size",
@@ -132,8 +134,13 @@ ALIASES: dict[str, dict[str, str]] = {
         "turn_value_reduction": "algorithm.turn_value (mean, or final for final_value)",
         "turn_level_clip": "algorithm.ratio_level=turn algorithm.ratio_pooling=sum",
         "use_separate_reference_adapter": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
+        "lora_config": "actor=lora actor.rank actor.alpha actor.target_modules",
     },
     "TRL": {
+        "lora_r": "actor=lora actor.rank",
+        "lora_target_modules": "actor.target_modules",
+        "lora_dropout": "nothing: dropout is off, for sampling is without it and the first ratio would not be 1",
+        "use_peft": "actor=lora",
         "num_ppo_epochs": "algorithm.ppo_epochs",
         "num_mini_batches": "algorithm.mini_batch_size (sequences per optimizer step)",
         "cliprange": "algorithm.clip_range_low and algorithm.clip_range_high",

@@ -16,10 +16,10 @@ from ippo_cli.config.schema import (
     Credit,
     CriticKind,
     Objective,
+    OwnCriticConfig,
     Processor,
     RatioLevel,
     Reweight,
-    SeparateCriticConfig,
     Truncation,
     TurnValue,
     ValueUnit,
@@ -41,7 +41,7 @@ def _check_steps(config: Config) -> None:
     minis = {"algorithm.mini_batch_size": algorithm.mini_batch_size}
     for name, agent in config.task.agents.items():
         minis[f"task.agents.{name}.algorithm.mini_batch_size"] = agent.algorithm.mini_batch_size
-        if isinstance(agent.critic, SeparateCriticConfig):
+        if isinstance(agent.critic, OwnCriticConfig):
             minis[f"critic.mini_batch_size (agent {name})"] = agent.critic.mini_batch_size
     for key, mini in minis.items():
         if mini is not None and size % mini:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig
+from ippo_cli.config.schema import AgentConfig, Config, OwnCriticConfig
 from ippo_cli.config.teams import critics
 
 CRITIC_STEPS = 8
@@ -37,7 +37,7 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
         name: math.ceil(size / critic_mini_batch_size(config, agent))
         * (agent.critic.ppo_epochs or agent.algorithm.ppo_epochs)
         for name, names in critics(config).items()
-        if isinstance((agent := config.task.agents[names[0]]).critic, SeparateCriticConfig)
+        if isinstance((agent := config.task.agents[names[0]]).critic, OwnCriticConfig)
     }
     return Arithmetic(
         num_iterations=iterations,
@@ -64,7 +64,7 @@ def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
     Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean
     of the returns and nothing else.
     """
-    assert isinstance(agent.critic, SeparateCriticConfig)
+    assert isinstance(agent.critic, OwnCriticConfig)
     return (
         agent.critic.mini_batch_size
         or agent.algorithm.mini_batch_size

@@ -30,6 +30,7 @@ from ippo_cli.config.schema import (
     History,
     JsonlConfig,
     LadderConfig,
+    LoraActorConfig,
     NumberRewardConfig,
     PettingzooConfig,
     Processor,
@@ -191,7 +192,9 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     if isinstance(actor, TinyActorConfig):
         if actor.model is not None:
             raise ConfigError(
-                f"actor.model={actor.model}", "cannot be set for actor=tiny, which is made locally", "use actor=full"
+                f"actor.model={actor.model}",
+                f"cannot be set for actor={actor.kind.value}, which is made locally",
+                "use actor=lora" if isinstance(actor, LoraActorConfig) else "use actor=full",
             )
         if actor.hidden_size % 2:
             raise ConfigError(
@@ -222,7 +225,8 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         raise ConfigError(
             f"{'' if config.actor.kind is actor.kind else f'{where}.'}actor.model=null",
             f"names no weights for agent {name}",
-            "set actor.model to a folder or a hub id, or use actor=tiny",
+            "set actor.model to a folder or a hub id, or use actor=tiny"
+            + ("_lora" if isinstance(actor, LoraActorConfig) else ""),
         )
 
 

@@ -38,11 +38,17 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "reasoning_gym": schema.ReasoningGymConfig,
         "environment": schema.OwnEnvironmentConfig,
     },
-    "actor": {"tiny": schema.TinyActorConfig, "full": schema.ActorConfig},
+    "actor": {
+        "tiny": schema.TinyActorConfig,
+        "full": schema.ActorConfig,
+        "lora": schema.LoraActorConfig,
+        "tiny_lora": schema.TinyLoraActorConfig,
+    },
     "critic": {
         "separate": schema.SeparateCriticConfig,
         "centralized": schema.CentralizedCriticConfig,
         "value_head": schema.ValueHeadCriticConfig,
+        "adapter": schema.AdapterCriticConfig,
         "none": schema.NoCriticConfig,
     },
     "reward": {
@@ -54,7 +60,11 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "number": schema.NumberRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
-    "team": {"independent": schema.IndependentTeamConfig, "shared_policy": schema.SharedPolicyConfig},
+    "team": {
+        "independent": schema.IndependentTeamConfig,
+        "shared_policy": schema.SharedPolicyConfig,
+        "shared_base": schema.SharedBaseConfig,
+    },
 }
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {

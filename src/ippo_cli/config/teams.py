@@ -1,19 +1,24 @@
-"""Whose weights an agent has: the one place that knows who shares them."""
+"""Whose weights an agent has, and on whose base: the one place that knows who shares them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
+    ALL_LINEAR,
+    AdapterCriticConfig,
     AgentConfig,
     CentralizedCriticConfig,
     Config,
+    LoraActorConfig,
+    LoraConfig,
     OptimizerConfig,
-    SeparateCriticConfig,
+    OwnCriticConfig,
+    SharedBaseConfig,
     SharedPolicyConfig,
 )
 
@@ -28,15 +33,42 @@ def members(config: Config) -> dict[str, tuple[str, ...]]:
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
     own where nobody else has its weights, as those of a frozen agent.
     """
-    team, agents = config.team, config.task.agents
-    groups: Mapping[str, Sequence[str]] = {}
-    if isinstance(team, SharedPolicyConfig):
-        groups = team.groups or {SHARED: [name for name, agent in agents.items() if not agent.frozen]}
+    groups = _groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
+    return _grouped(config, groups)
+
+
+def bases(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents whose actors begin as one model, in the task's order, by the name that it goes by.
+
+    Under `team=shared_base` one model lies frozen in memory below the adapters of a group. Elsewhere whoever has
+    weights of its own has a base of its own, of the same name.
+    """
+    return _grouped(config, _groups(config))
+
+
+def base_of(config: Config) -> dict[str, str]:
+    """By the name that trained weights go by, that of the model they begin as."""
+    return {holder: base for base, names in bases(config).items() for holder in _holders_among(config, names)}
+
+
+def _holders_among(config: Config, names: Sequence[str]) -> list[str]:
+    holder_of = holders(config)
+    return list(dict.fromkeys(holder_of[name] for name in names))
+
+
+def _groups(config: Config) -> Mapping[str, Sequence[str]]:
+    team = config.team
+    if isinstance(team, SharedPolicyConfig | SharedBaseConfig):
+        return team.groups or {SHARED: [name for name, agent in config.task.agents.items() if not agent.frozen]}
+    return {}
+
+
+def _grouped(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
-    for name in agents:
+    for name in config.task.agents:
         found.setdefault(group_of.get(name, name), []).append(name)
-    return {holder: tuple(names) for holder, names in found.items()}
+    return {group: tuple(names) for group, names in found.items()}
 
 
 def learning_members(config: Config) -> dict[str, tuple[str, ...]]:
@@ -51,12 +83,12 @@ def holders(config: Config) -> dict[str, str]:
 
 
 def critics(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents of each critic that is a model of its own, in the task's order, by the name that it goes by."""
+    """The agents of each critic with an optimizer of its own, in the task's order, by the name that it goes by."""
     agents = config.task.agents
     if shares_critic(config):
         return {TEAM: tuple(name for name, agent in agents.items() if not agent.frozen)}
     learning = learning_members(config)
-    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, SeparateCriticConfig)}
+    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, OwnCriticConfig)}
 
 
 def shares_critic(config: Config) -> bool:
@@ -82,7 +114,8 @@ def check_team(config: Config) -> None:
             _refuse_training_values(config, name, agent)
     if shares_critic(config):
         _check_shared_critic(config)
-    if not isinstance(team, SharedPolicyConfig):
+    _check_adapters(config)
+    if not isinstance(team, SharedPolicyConfig | SharedBaseConfig):
         return
     if not team.groups and SHARED in agents:
         raise ConfigError(
@@ -91,10 +124,71 @@ def check_team(config: Config) -> None:
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
     _check_groups(team.groups, agents)
+    if isinstance(team, SharedBaseConfig):
+        _check_bases(config)
+        return
     for group, names in members(config).items():
         for name in names[1:]:
             why = f"both are in group {group}, which has one {{part}}", "use another group"
             _refuse_unequal(OF_GROUPS, why, names[0], agents[names[0]], name, agents[name])
+
+
+def _check_adapters(config: Config) -> None:
+    """Adapters need a frozen base below them, and engines that do not spread it."""
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, LoraActorConfig) and config.team.partners.every:
+            raise ConfigError(
+                f"team.partners.every={config.team.partners.every}",
+                f"keeps earlier models as partners, and actor={agent.actor.kind.value} of {name} trains an adapter",
+                "use 0, or actor=full or actor=tiny",
+            )
+        if isinstance(agent.critic, AdapterCriticConfig) and not isinstance(agent.actor, LoraActorConfig):
+            raise ConfigError(
+                "critic=adapter",
+                f"needs a frozen base, and actor={agent.actor.kind.value} trains all of {name}'s model",
+                "use actor=lora or actor=tiny_lora, or critic=separate",
+            )
+        for part, settings in (("actor", agent.actor), ("critic", agent.critic)):
+            if isinstance(settings, LoraConfig):
+                _check_targets(part, settings.target_modules)
+                if config.deepspeed.stage == 3:
+                    raise ConfigError(
+                        "deepspeed.stage=3",
+                        f"spreads trained weights over ranks, and those of {part}={settings.kind.value} are adapters: "
+                        "their base lies whole on every rank",
+                        "use deepspeed=zero0, zero1 or zero2",
+                    )
+
+
+def _check_targets(part: str, targets: Any) -> None:
+    if targets != ALL_LINEAR and not (
+        isinstance(targets, list) and targets and all(isinstance(target, str) and target for target in targets)
+    ):
+        raise ConfigError(
+            f"{part}.target_modules={_shown(targets)}",
+            "is neither all-linear nor a list of names",
+            f"use {part}.target_modules=all-linear or {part}.target_modules=[q_proj,v_proj]",
+        )
+
+
+def _check_bases(config: Config) -> None:
+    """Agents on one base: all with adapters, and of one model."""
+    agents = config.task.agents
+    for group, names in bases(config).items():
+        if agents[names[0]].frozen:
+            continue  # who is frozen stands alone
+        for name in names:
+            actor = agents[name].actor
+            if not isinstance(actor, LoraActorConfig):
+                raise ConfigError(
+                    "team=shared_base",
+                    f"freezes the base of {group}, and actor={actor.kind.value} of {name} trains all of it",
+                    "use actor=lora or actor=tiny_lora, or team=shared_policy",
+                )
+        own = {leaf.name for kind in (LoraConfig, OptimizerConfig) for leaf in fields(kind)} | {"adapter"}
+        for name in names[1:]:
+            why = f"both are in group {group}, which has one base", "use another group"
+            _refuse_unequal({"actor": ()}, why, names[0], agents[names[0]], name, agents[name], free=own)
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
@@ -146,15 +240,19 @@ def _refuse_unequal(
     its: AgentConfig,
     name: str,
     own: AgentConfig,
+    free: Collection[str] = (),
 ) -> None:
-    """Raise where two agents that are to have one actor or one critic ask for different ones: why, and the remedy."""
+    """Raise where two agents that are to have one actor, critic or base ask for different ones: why, and the remedy.
+
+    Of each part all keys are compared, or those that are named; never those that are `free`.
+    """
     rule, remedy = why
     for part, keys in parts.items():
         one, other = getattr(its, part), getattr(own, part)
         # The kind comes before the keys of kinds.
         for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
-            wanted, value = getattr(one, key), getattr(other, key)
-            if wanted != value:
+            wanted, value = getattr(one, key), getattr(other, key, None)
+            if key not in free and wanted != value:
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{key}={_shown(value)}",
                     f"differs from {first}'s {_shown(wanted)}, and {rule.format(part=key if keys else part)}",

@@ -98,6 +98,8 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     ranks = ranks_from(os.environ)
     _timeout = timedelta(seconds=timeout_s)
     _trainings += 1
+    # Saving a model may import DeepSpeed, through another library, and it settles on a device when it is imported.
+    os.environ.setdefault("DS_ACCELERATOR", device)
     if device == "cuda":
         torch.cuda.set_device(device_of(device, ranks))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,19 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretrained, what_is_missing
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
+
+
+class RowsApart(Protocol):
+    """A model whose rows may be read by several policies in one forward, each by its own."""
+
+    def reading_by_row(self, policies: Sequence[Policy]) -> AbstractContextManager[Callable[[Tensor], None]]:
+        """Forwards inside read rows as one of the policies each. What is given is to be told, before a forward, the
+        places of the policies of its rows, `[n]`; until then forwards read as outside."""
+        ...
 
 
 class PolicyOutput(NamedTuple):
@@ -53,6 +64,8 @@ class LogitHead(nn.Module):
 
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
+
+    rows_apart: RowsApart | None = None  # where forwards may read some rows as this policy and others as another
 
     def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
         super().__init__()
@@ -115,6 +128,33 @@ class Policy(nn.Module):
             final_values=final_values,
             full_kl=divergence,
         )
+
+    @property
+    def trained(self) -> nn.Module:
+        """What of it is trained, besides a value head."""
+        return self.lm
+
+    def reading(self) -> AbstractContextManager[None]:
+        """What every forward of its language model that is not its own happens in."""
+        return nullcontext()
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        """Write `actor/` as `from_pretrained` reads it, and `critic/` where it carries a value head; the folders.
+
+        `weights` are those of the whole module. `merged` is for models with an adapter: whether their base goes along.
+        """
+        actor = folder / "actor"
+        self.lm.save_pretrained(actor, state_dict=below("lm.", weights))
+        tokenizer.save_pretrained(actor)
+        return [actor, *self._save_head(folder, weights)]
+
+    def _save_head(self, folder: Path, weights: dict[str, Tensor]) -> list[Path]:
+        if self.value_head is None:
+            return []
+        self.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+        return [folder / "critic"]
 
     @torch.no_grad()
     def own_states(self, sequences: Sequences) -> Tensor:

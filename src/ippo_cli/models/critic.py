@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.packing import read
@@ -84,6 +85,14 @@ class ValueModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         self.value_head._init_weights(module)
 
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        """Write `critic/` as `from_pretrained` reads it; the folders. It has no adapter to be `merged`."""
+        self.save_pretrained(folder / "critic", state_dict=weights)
+        tokenizer.save_pretrained(folder / "critic")
+        return [folder / "critic"]
+
     def forward(self, sequences: Sequences) -> Tensor:
         hidden = read(self.backbone, sequences.input_ids, sequences.packing)
         return at_states(self.value_head(hidden), sequences.state)
@@ -96,6 +105,11 @@ def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) ->
     model = ValueModel(config, backbone)
     nn.Module.to(model, dtype=backbone.dtype)
     return model
+
+
+def value_head_from(folder: Path) -> ValueHead:
+    """A value head that was saved by itself."""
+    return ValueHead.from_pretrained(folder, use_safetensors=True)
 
 
 def at_states(values: Tensor, state: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
     model.eval()
     make_deterministic(model)
     return model
+
+
+def below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a submodule under its own names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -153,7 +159,10 @@ def what_is_missing(folder: Path) -> str | None:
         return "it is a file; give the folder that holds config.json and the weights"
     files = {path.name for path in folder.iterdir()}
     if "adapter_config.json" in files and "config.json" not in files:
-        return "it holds an adapter without its model; merge the two and save the whole"
+        return (
+            "it holds an adapter without its model; use actor=lora actor.adapter= with the model it was made for, or "
+            "merge the two and save the whole, as checkpoint.weights=full does"
+        )
     if "config.json" not in files:
         return "its folder has no config.json; give the folder of a saved Hugging Face model"
     if not any(name.endswith(".safetensors") for name in files):

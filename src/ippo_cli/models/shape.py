@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from ippo_cli.config.schema import LoraConfig
 from ippo_cli.models.actor import setting_of
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
+from ippo_cli.models.linear_maps import base_name, linear_maps, targeted_maps
 from ippo_cli.models.load import cannot_load, what_is_missing
 
 
@@ -26,10 +28,16 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     keys: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
+    adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
 
     @property
     def parameters(self) -> int:
+        """Of the model; of an adapter those of its base."""
         return sum(self.sizes)
+
+    @property
+    def trained_parameters(self) -> int:
+        return sum(self.sizes if self.adapter is None else self.adapter)
 
     def smaller_than(self, threshold: int) -> int:
         """Elements of all parameters that have at most so many: what ZeRO stage 3 keeps whole."""
@@ -59,7 +67,16 @@ def with_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidd
     """The shape with a value head on it."""
     with torch.device("meta"):
         head = ValueHead(ValueHeadConfig(hidden_width(config), value_head_hidden_dim))
+    if shape.adapter is not None:
+        return replace(shape, adapter=shape.adapter + _sizes(head))
     return replace(shape, sizes=shape.sizes + _sizes(head))
+
+
+def with_adapter(shape: ModelShape, lm: PreTrainedModel, config: LoraConfig, setting: str, model: str) -> ModelShape:
+    """An adapter on the language model of this shape. Raises `ConfigError` where the two do not go together."""
+    parts = [path for path, _ in lm.named_modules()]
+    maps = targeted_maps(linear_maps(lm), parts, config, setting, base_name(model))
+    return replace(shape, adapter=tuple(config.rank * width for widths in maps.values() for width in widths))
 
 
 def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:

@@ -29,7 +29,8 @@ def collect(
 ) -> list[Episode]:
     """One episode for each example of this rank, in their order.
 
-    All episodes that wait for the same agent are continued together, agents in the order of `formats`; then every
+    All episodes that wait for the same agent are continued together, agents in the order of `formats` (and all at once
+    where the generator serves them `together`); then every
     environment whose agents have answered takes its step. Collective: ranks whose episodes are over wait for others.
 
     What an environment raises fails its episode and no other; a mistake in the configuration is raised. An episode
@@ -52,14 +53,14 @@ def collect(
                 each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
             _tell(playing, formats, limits)
         while distributed.any_rank(any(one.waits_for for one in playing)):
-            for agent in formats:
-                asked = [one for one in playing if agent in one.waits_for]
+            for agents in generator.together(formats):
+                asked = [(one, agent) for agent in agents for one in playing if agent in one.waits_for]
                 if not distributed.any_rank(bool(asked)):
                     continue
-                requests = [one.request(agent) for one in asked]
-                listen = None if early is None else partial(early.take, asked, agent)
-                completions = generator.generate(agent, requests, draws, on_finished=listen)
-                for one, completion in zip(asked, completions, strict=True):
+                requests = [one.request(agent) for one, agent in asked]
+                listen = None if early is None else partial(early.take, asked)
+                completions = generator.generate(agents, requests, draws, on_finished=listen)
+                for (one, agent), completion in zip(asked, completions, strict=True):
                     one.take(agent, completion)
             with distributed.failing_together():
                 if streaming is not None and streaming.mistake is not None:
@@ -85,12 +86,12 @@ class _Streaming:
         self.mistake: IppoError | None = None  # met in the midst of decoding, where other ranks cannot be told of it
 
     def take(
-        self, asked: Sequence[Playing], agent: str, places: Sequence[int], completions: Sequence[Completion]
+        self, asked: Sequence[tuple[Playing, str]], places: Sequence[int], completions: Sequence[Completion]
     ) -> None:
         """Take answers while others are still being written; environments that have them all take their step."""
         stepped: list[Playing] = []
         for place, completion in zip(places, completions, strict=True):
-            one = asked[place]
+            one, agent = asked[place]
             one.take(agent, completion)
             if one.answered:
                 try:

@@ -24,6 +24,7 @@ PROMPT_TOKENS = 8192
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
+SelectRows = Callable[[np.ndarray | None], None]  # of the next forward; None: that of no row
 Finished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
 
 
@@ -42,6 +43,7 @@ def decode(
     any_rank: AnyRank | None = None,
     prefixes: PrefixCache | None = None,
     keys: Sequence[Hashable] | None = None,
+    select: SelectRows | None = None,
 ) -> list[Completion]:
     """One response for each prompt, in their order; at most `batch_size` rows are decoded together.
 
@@ -57,6 +59,8 @@ def decode(
     `poll(finished rows, B)` is called after every token and may raise. `on_finished(rows, completions)` is told of rows
     when they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any
     rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
+
+    `select` is told before every forward which rows it reads, for models that do not read all of them alike.
 
     Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not numbers.
@@ -80,7 +84,9 @@ def decode(
     waiting = Waiting(ids, rows, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
-            completions = _run(runner, state, waiting, turns, batch_size, poll, on_finished, any_rank or bool)
+            completions = _run(
+                runner, state, waiting, turns, batch_size, poll, on_finished, any_rank or bool, select or _all_alike
+            )
     finally:
         if turns is not None:
             turns.release(known.values())  # of rows that an interruption left waiting
@@ -181,6 +187,7 @@ def _run(
     poll: Poll | None,
     on_finished: Finished | None,
     any_rank: AnyRank,
+    select: SelectRows,
 ) -> dict[int, Completion]:
     """Rounds of: one token for every live row, prompts into free places, sampling for all of them at once.
 
@@ -193,6 +200,7 @@ def _run(
         logits, joined, busy = [], [], False
         if any_rank(live > 0):
             busy = True
+            select(state.rows if live else None)
             if live:
                 logits.append(runner.decode(state.tokens))
             else:
@@ -202,10 +210,12 @@ def _run(
             busy = True
             if places:
                 rows, ids, lengths, known = waiting.take(places)
+                select(rows)
                 logits.append(runner.prefill(ids, lengths) if turns is None else turns.read(ids, lengths, known))
                 joined.append(rows)
                 places = min(places - len(rows), len(waiting)) if runner.joins else 0
             else:
+                select(None)
                 runner.dummy_forward()
         if not busy:
             return told
@@ -221,6 +231,10 @@ def _run(
                 state.keep(runner.keep(alive))
         if poll is not None:
             poll(total - len(waiting) - len(state.rows), total)
+
+
+def _all_alike(rows: np.ndarray | None) -> None:
+    """Of a model that reads all rows alike."""
 
 
 def _places(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import record_function
@@ -13,9 +15,11 @@ from torch.profiler import record_function
 from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
+from ippo_cli.config.text import listed
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.decode import decode
-from ippo_cli.rollout.prefix_cache import PrefixCache
+from ippo_cli.models.actor import Policy
+from ippo_cli.rollout.decode import SelectRows, decode
+from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import Completion
 
@@ -32,6 +36,7 @@ KNOWN_TO_ALL: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
 class Request:
     """A prompt to be continued. What is sampled depends on (seed, purpose, agent, index, turn) alone."""
 
+    agent: str
     prompt: list[int]
     episode: int  # place of its episode among this rank's: later requests of one episode go on with its cache
     index: int  # global sample index
@@ -46,11 +51,11 @@ class Draws:
     purpose: str
     greedy: bool = False
 
-    def uniforms(self, agent: str, requests: Sequence[Request], width: int) -> Tensor:
+    def uniforms(self, requests: Sequence[Request], width: int) -> Tensor:
         """Numbers in [0, 1), `[len(requests), width]`."""
         numbers = torch.empty(len(requests), width, dtype=torch.float64)
-        for turn in sorted({request.turn for request in requests}):
-            places = [place for place, request in enumerate(requests) if request.turn == turn]
+        for agent, turn in sorted({(request.agent, request.turn) for request in requests}):
+            places = [place for place, request in enumerate(requests) if (request.agent, request.turn) == (agent, turn)]
             stream = f"{self.purpose}/{agent}" + (f"/{turn}" if turn else "")
             index = torch.tensor([requests[place].index for place in places], dtype=torch.long)
             numbers[places] = uniforms(self.seed, stream, index, width)
@@ -68,10 +73,16 @@ class Generator(Protocol):
         """Drop what is kept of earlier requests; to be called before other episodes, or other weights."""
         ...
 
+    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        """The agents in parts, each of which `generate` serves at once; in their order, that of a part's first."""
+        ...
+
     def generate(
-        self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
     ) -> list[Completion]:
         """One completion for each request, in their order. Collective: ranks without requests take part.
+
+        `agents`: one part of those that `together` gives, from whom all requests are.
 
         `on_finished` is told of completions as soon as they end, those without room for a token left out.
         """
@@ -79,7 +90,7 @@ class Generator(Protocol):
 
 
 class HfGenerator:
-    """Batched decoding with the agents' own models, one agent after another.
+    """Batched decoding with the agents' own models, one agent after another; those on one base all at once.
 
     With `continues` the attention cache of every completion is kept, and a later request of the same episode that
     begins with what was read and written does not read it again. It is of use where agents have several turns.
@@ -100,52 +111,88 @@ class HfGenerator:
         continues: bool = False,
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
-        self._prefixes: dict[str, PrefixCache] = {}
+        self._prefixes: dict[str, PrefixCache] = {}  # one for all who are decoded together
         self._sampling = {agent: sampling_of(sampling[agent]) for agent in policies}
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
 
     def forget(self) -> None:
-        self._prefixes = {agent: PrefixCache() for agent in self._policies} if self._continues else {}
+        self._prefixes = {}
+        if self._continues:
+            for agents in self.together(self._policies):
+                self._prefixes |= dict.fromkeys(agents, PrefixCache(MAX_BYTES * len(agents)))
+
+    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        parts: dict[Any, list[str]] = {}
+        for agent in agents:
+            apart = self._policies[agent].rows_apart
+            alike = agent if apart is None else (id(apart), self._sampling[agent])
+            parts.setdefault(alike, []).append(agent)
+        return [tuple(part) for part in parts.values()]
 
     def generate(
-        self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
     ) -> list[Completion]:
         with distributed.failing_together(KNOWN_TO_ALL[self._config.zero3_gather]):
-            return self._generated(agent, requests, draws, on_finished)
+            return self._generated(agents, requests, draws, on_finished)
         raise AssertionError("unreachable: the block above returns or raises")
 
     def _generated(
-        self, agent: str, requests: Sequence[Request], draws: Draws, on_finished: OnFinished | None
+        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, on_finished: OnFinished | None
     ) -> list[Completion]:
+        who = listed(list(agents))
+
         def told(done: int, rows: int) -> None:
             if self._poll is not None:
-                self._poll(agent, done, rows)
+                self._poll(who, done, rows)
 
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LayeredMeeting(told) if layered else None
-        sampling = replace(self._sampling[agent], greedy=draws.greedy)
-        policy = self._policies[agent]
-        with record_function(f"ippo/rollout/{agent}"), policy.generation_mode(self._config.zero3_gather.value) as model:
-            numbers = None if draws.greedy else draws.uniforms(agent, requests, sampling.max_new_tokens)
+        sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
+        with record_function(f"ippo/rollout/{who}"), self._reading(agents, requests) as (model, select):
+            numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
             try:
                 return decode(
                     model.lm,
-                    policy.tokenizer,
+                    self._policies[agents[0]].tokenizer,
                     [request.prompt for request in requests],
                     sampling,
                     uniforms=numbers,
                     batch_size=self._config.decode_batch_size,
-                    context_limit=self.context_limit(agent),
+                    context_limit=self.context_limit(agents[0]),
                     poll=told if meeting is None else meeting.poll,
                     on_finished=on_finished,
                     any_rank=None if meeting is None else meeting.any_rank,
-                    prefixes=self._prefixes.get(agent),
-                    keys=[request.episode for request in requests],
+                    prefixes=self._prefixes.get(agents[0]),
+                    keys=[(request.agent, request.episode) for request in requests],
+                    select=select,
                 )
             except FloatingPointError as error:
-                raise NonFiniteError(f"{agent}: {error}") from error
+                raise NonFiniteError(f"{who}: {error}") from error
+
+    @contextmanager
+    def _reading(
+        self, agents: Sequence[str], requests: Sequence[Request]
+    ) -> Iterator[tuple[Policy, SelectRows | None]]:
+        """The model that writes for all of the agents, and what is to be told of the rows that it reads."""
+        with ExitStack() as held:
+            gather = self._config.zero3_gather.value
+            policies = [held.enter_context(self._policies[agent].generation_mode(gather)) for agent in agents]
+            if len(agents) == 1:
+                yield policies[0], None
+                return
+            apart = policies[0].rows_apart
+            assert apart is not None
+            choose = held.enter_context(apart.reading_by_row(policies))
+            numbers = {agent: number for number, agent in enumerate(agents)}
+            of_requests = np.array([numbers[request.agent] for request in requests], dtype=np.int64)
+            device = policies[0].lm.device
+
+            def select(rows: np.ndarray | None) -> None:
+                choose(torch.from_numpy(np.zeros(1, np.int64) if rows is None else of_requests[rows]).to(device))
+
+            yield policies[0], select
 
 
 class _LayeredMeeting:

@@ -63,7 +63,8 @@ class Playing:
     def request(self, agent: str) -> Request:
         """What an agent is to continue."""
         turn = sum(turn.agent == agent for turn in self.turns)
-        return Request(prompt=self.conversations[agent].ids, episode=self.place, index=self.index, turn=turn)
+        prompt = self.conversations[agent].ids
+        return Request(agent=agent, prompt=prompt, episode=self.place, index=self.index, turn=turn)
 
     def take(self, agent: str, completion: Completion) -> None:
         """An agent's answer; one that was taken as soon as it ended is taken once."""

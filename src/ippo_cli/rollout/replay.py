@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ippo_cli.engine import distributed
@@ -31,23 +31,29 @@ class Substituted:
         self._generator.forget()
         self._substitute.forget()
 
+    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        own, others = [], []
+        for agent in agents:
+            (own if agent == self._agent else others).append(agent)
+        return [*self._substitute.together(own), *self._generator.together(others)]
+
     def generate(
-        self, agent: str, requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
     ) -> list[Completion]:
         """One completion for each request; of those that are taken from before `on_finished` is not told."""
-        if agent == self._agent:
+        if self._agent in agents:
             own = replace(draws, purpose=f"{draws.purpose}/initial")
-            return self._substitute.generate(agent, requests, own, on_finished=on_finished)
-        known = [self._written(agent, request) for request in requests]
+            return self._substitute.generate(agents, requests, own, on_finished=on_finished)
+        known = [self._written(request) for request in requests]
         unknown = [request for request, completion in zip(requests, known, strict=True) if completion is None]
         if not distributed.any_rank(bool(unknown)):
             return [completion for completion in known if completion is not None]
-        written = iter(self._generator.generate(agent, unknown, draws))
+        written = iter(self._generator.generate(agents, unknown, draws))
         return [next(written) if completion is None else completion for completion in known]
 
-    def _written(self, agent: str, request: Request) -> Completion | None:
+    def _written(self, request: Request) -> Completion | None:
         """What was written before to the same prompt."""
-        turns = self._turns.get((request.episode, agent), [])
+        turns = self._turns.get((request.episode, request.agent), [])
         if request.turn < len(turns) and turns[request.turn].prompt == request.prompt:
             return turns[request.turn].completion
         return None

@@ -18,7 +18,7 @@ from typing import Any
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
-from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.checkpoint_files import (
@@ -143,17 +143,23 @@ class Checkpoints:
             with noting([]):  # a pointer is a convenience
                 write_pointer(self.folder, "best", INITIAL)
 
-    def load(self, state: State) -> Path:
-        """Restore the newest intact checkpoint into a freshly built team. Raises `ResumeError` where there is none."""
+    def newest(self) -> Path:
+        """The newest intact checkpoint. Raises `ResumeError` where there is none. Collective."""
         folder = distributed.on_main(lambda: newest_intact(self.folder))
         if folder is None:
             raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
+        return folder
+
+    def load(self, state: State, folder: Path) -> None:
+        """Restore a checkpoint into a freshly built team; one without optimizers into a team built on its weights."""
         stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{folder} was written by a version with another checkpoint format")
         refuse_other_world_size(folder, distributed.world_size())
+        optimizers = has_optimizers(folder)
         for learner in state.team.learners:
-            learner.engine.load(folder / learner.name / f"engine_{learner.stage}")
+            if optimizers:
+                learner.engine.load(folder / learner.name / f"engine_{learner.stage}")
             learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
@@ -164,7 +170,6 @@ class Checkpoints:
         state.rng = json.loads((folder / f"rng_rank_{distributed.rank()}.json").read_text())
         restore_rng(state.rng)
         self._saved = state.progress.iteration
-        return folder
 
     def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
         """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
@@ -180,11 +185,13 @@ class Checkpoints:
             return failures, {}
         for learner in state.team.learners:
             own = temporary / learner.name
-            with noting(failures):
-                written += learner.engine.save(own / f"engine_{learner.stage}")
+            if self.config.optimizer:
+                with noting(failures):
+                    written += learner.engine.save(own / f"engine_{learner.stage}")
             weights = learner.engine.full_state_dict()
+            merged = self.config.weights is CheckpointWeights.full
             with noting(failures):
-                written += learner.save_pretrained(own, weights, state.team.tokenizer(learner))
+                written += learner.save_pretrained(own, weights, state.team.tokenizer(learner), merged=merged)
         with noting(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
@@ -223,6 +230,11 @@ class Checkpoints:
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
                 shutil.rmtree(doomed)
+
+
+def has_optimizers(folder: Path) -> bool:
+    """Whether a checkpoint holds what its optimizers need to go on."""
+    return any(folder.glob("*/engine_*"))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation
-from ippo_cli.training.evaluate_run import Subject, examination, find_weights, load_policies
+from ippo_cli.training.evaluate_run import Subject, adapters_of, examination, find_weights, load_policies
 from ippo_cli.training.folder import all_checkpoints, write_atomically
 from ippo_cli.training.heat_map import NO_PICTURE, can_draw, draw
 from ippo_cli.training.memory import GIB
@@ -80,7 +80,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
             )
             for warning in (*_unlike_seeds(configs, config), *([] if can_draw() else [NO_PICTURE])):
                 console.warn([warning])
-            loaded: dict[tuple[str, str | None, str], FrozenAgent] = {}
+            loaded: dict[Any, Any] = {}
             players = [load_policies(origin.config, origin.subject, device, loaded) for origin in origins]
             teams = [_team(players, agents, pairing) for pairing in pairings]
             formats = [exam.formats(team) for team in teams]  # what cannot be asked is told before anybody is
@@ -108,7 +108,7 @@ def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list
         there = [INITIAL, *(str(int(path.name.split("_")[1])) for path in all_checkpoints(folder / "checkpoints"))]
         for checkpoint in there if list(checkpoints) == [ALL] else checkpoints:
             try:
-                subject = find_weights(folder, checkpoint, holders(config))
+                subject = find_weights(folder, checkpoint, holders(config), adapters_of(config))
             except ResumeError as error:
                 raise ConfigError(
                     f"checkpoints={checkpoint}", f"cannot be used ({error})", "name others, or checkpoints=all"

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, ResumeError, storing
-from ippo_cli.config.schema import Config
-from ippo_cli.config.teams import holders
+from ippo_cli.config.schema import Config, LoraActorConfig
+from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.collect import collect
@@ -42,9 +42,6 @@ from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Episode, Example
 
-Record = dict[str, Any]
-"""What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -61,13 +58,27 @@ def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Seque
     Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
     configuration another one for this evaluation. Returns the file.
     """
-    return _evaluate(config, find_weights(folder, checkpoint, holders(config)), folder, overrides)
+    subject = find_weights(folder, checkpoint, holders(config), adapters_of(config))
+    return _evaluate(config, subject, folder, overrides)
+
+
+def adapters_of(config: Config) -> dict[str, tuple[str, str | None]]:
+    """Of agents that are an adapter, the name of the base, and the adapter that it began as."""
+    base = base_of(config)
+    return {
+        name: (base[holder], actor.adapter)
+        for name, holder in holders(config).items()
+        if isinstance(actor := config.task.agents[name].actor, LoraActorConfig)
+    }
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {name: description(str(actor.model), actor.revision) for name, actor in actors.items()}
+    for agent, actor in actors.items():
+        if isinstance(actor, LoraActorConfig):
+            models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
     name = Path(next(iter(models.values()))["model"]).name
     task = {"task": config.task.kind.value, "seed": config.seed}
     subject = Subject(name=name, models=models, told=task)
@@ -134,16 +145,17 @@ def examination(config: Config) -> Iterator[Examination]:
 
 
 def load_policies(
-    config: Config, subject: Subject, device: torch.device, loaded: dict[tuple[str, str | None, str], FrozenAgent]
+    config: Config, subject: Subject, device: torch.device, loaded: dict[Any, Any]
 ) -> dict[str, FrozenAgent]:
     """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
     policies: dict[str, FrozenAgent] = {}
+    base, holder_of = base_of(config), holders(config)
     for name, agent in config.task.agents.items():
-        model, commit = subject.models[name]["model"], subject.models[name]["commit"]
-        key = (model, commit, agent.actor.dtype.value)
+        record = subject.models[name]
+        adapter = record.get("adapter") or {}
+        key = (record["model"], record["commit"], agent.actor.dtype.value, adapter.get("model"), "adapter" in record)
         if key not in loaded:
-            policy = Policy(load_causal_lm(model, commit, agent.actor.dtype)).to(device).eval()
-            loaded[key] = FrozenAgent(name=name, tokenizer=load_tokenizer(model, commit), policy=policy)
+            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded, base[holder_of[name]])
         policies[name] = replace(loaded[key], name=name)
     return policies
 
@@ -196,14 +208,21 @@ def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
     return f"{weights}-seed{seed}{digest}.json"
 
 
-def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) -> Subject:
+def find_weights(
+    folder: Path,
+    checkpoint: str,
+    holder_of: Mapping[str, str],
+    adapters: Mapping[str, tuple[str, str | None]] | None = None,
+) -> Subject:
     """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones.
+    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones. `adapters`:
+    of agents that are an adapter, the name of the base, and the adapter that it began as.
     """
+    adapters = adapters or {}
     iteration = _best_iteration(folder) if checkpoint == "best" else None
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
-        models = {name: _initial_model(folder, holder) for name, holder in holder_of.items()}
+        models = {name: _began(folder, holder, adapters.get(name)) for name, holder in holder_of.items()}
         return Subject(name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0})
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
@@ -213,15 +232,25 @@ def find_weights(folder: Path, checkpoint: str, holder_of: Mapping[str, str]) ->
         digests = {
             file.removeprefix(place): entry["sha256"] for file, entry in listed.items() if file.startswith(place)
         }
-        if not digests and record_file(folder, holder).is_file():
-            models[name] = _initial_model(folder, holder)
+        if not digests and record_file(folder, adapters.get(name, (holder, None))[0]).is_file():
+            models[name] = _began(folder, holder, adapters.get(name))
             continue
         if not digests:
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
         models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
+        if name in adapters and "config.json" not in digests:  # the adapter alone, without its base
+            models[name] = _initial_model(folder, adapters[name][0]) | {"adapter": models[name]}
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
+
+
+def _began(folder: Path, holder: str, adapter: tuple[str, str | None] | None) -> Record:
+    """What weights of the run were before training: a model, or a base's and maybe an earlier adapter on it."""
+    if adapter is None:
+        return _initial_model(folder, holder)
+    base, began = adapter
+    return _initial_model(folder, base) | {"adapter": None if began is None else description(began, None)}
 
 
 def _initial_model(folder: Path, holder: str) -> Record:

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
-from ippo_cli.config.schema import Config, Dtype, History, SeparateCriticConfig, Zero3Gather
-from ippo_cli.config.teams import critics, holders, learning_members
+from ippo_cli.config.schema import (
+    CheckpointWeights,
+    Config,
+    Dtype,
+    History,
+    LoraActorConfig,
+    OwnCriticConfig,
+    SeparateCriticConfig,
+    Zero3Gather,
+)
+from ippo_cli.config.teams import bases, critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
 from ippo_cli.models.shape import ModelShape
@@ -51,7 +60,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, the actor of an agent that is frozen, or a snapshot of one that is not; whole on every rank."""
+    """One reference, base of adapters, frozen agent's actor, or snapshot of one that is not; whole on every rank."""
 
     name: str
     shape: ModelShape
@@ -67,7 +76,7 @@ class Memory:
     """One rank's memory."""
 
     trained: tuple[Trained, ...]
-    references: tuple[Frozen, ...]
+    frozen: tuple[Frozen, ...]
     cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
     parked: float  # keys and values of earlier turns, of all agents; 0 where nothing goes on from them
     rollout_gathered: float  # stage 3: weights beside the spread ones while decoding
@@ -75,7 +84,7 @@ class Memory:
     @property
     def standing(self) -> float:
         """On the device from the first update on."""
-        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.references)
+        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.frozen)
 
     @property
     def certain(self) -> float:
@@ -92,7 +101,7 @@ class Memory:
         """On the device at the greatest moment of each phase."""
         # Moments come with the first step; a model is whole before it is spread.
         load = sum(model.memory.standing - model.memory.moments for model in self.trained)
-        load += max(m.width * m.shape.parameters for m in self.trained) + sum(m.weights for m in self.references)
+        load += max(m.width * m.shape.trained_parameters for m in self.trained) + sum(m.weights for m in self.frozen)
         return {
             "load": load,
             "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
@@ -113,7 +122,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
     trained = tuple(_trained(config, shapes, ranks, rows))
     return Memory(
         trained=trained,
-        references=tuple(_references(config, shapes)),
+        frozen=tuple(_frozen(config, shapes)),
         cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
         parked=sum(_parked(config, name, agent, rows) for name, agent in shapes.items()) if parks else 0.0,
         rollout_gathered=max(_gathered_to_decode(config, model) for model in trained if model.decodes),
@@ -125,7 +134,10 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     total = 0.0
     for model in _trained(config, shapes, ranks, rows=1):
         master = 0 if _stage(config, model.width, ranks) == 0 else 4
-        total += model.shape.parameters * (2 * model.width + master + 8)
+        optimizer = model.width + master + 8 if config.checkpoint.optimizer else 0
+        total += model.shape.trained_parameters * (model.width + optimizer)
+        if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
+            total += model.width * model.shape.parameters
     return total
 
 
@@ -170,22 +182,23 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
 def _critic(
     config: Config, name: str, names: tuple[str, ...], shapes: Mapping[str, AgentShapes], ranks: int, rows: int
 ) -> Trained:
-    """The engine of a critic that is a model of its own."""
+    """The engine of a critic with an optimizer of its own."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
-    critic = settings.critic
-    assert isinstance(critic, SeparateCriticConfig)
+    assert isinstance(settings.critic, OwnCriticConfig)
     assert shape is not None
+    # An adapter lies on the actor's base, and is of its numbers.
+    model = settings.critic if isinstance(settings.critic, SeparateCriticConfig) else settings.actor
     return _engine(
         config,
         f"{name} critic",
         shape,
-        critic.dtype,
+        model.dtype,
         ranks,
         max(shapes[agent].critic_row or shapes[agent].length.row for agent in names),
         rows,
         critic_mini_batch_size(config, settings),
         agents=len(names),
-        checkpointed=critic.gradient_checkpointing,
+        checkpointed=model.gradient_checkpointing,
         decodes=False,
     )
 
@@ -206,11 +219,11 @@ def _engine(
 ) -> Trained:
     deepspeed, width = config.deepspeed, _width(dtype)
     memory = engine_memory(
-        shape.parameters,
+        shape.trained_parameters,
         stage=_stage(config, width, ranks),
         width=width,
         ranks=ranks,
-        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.parameters),
+        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
         persistent=shape.smaller_than(deepspeed.persistence_threshold),
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
@@ -277,20 +290,29 @@ def _gathered_to_decode(config: Config, actor: Trained) -> float:
     return max(whole - actor.memory.weights, 0.0)
 
 
-def _references(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
+def _frozen(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
+    """Bases, which are their agents' references as well; what those who have none need; and snapshots."""
     if config.team.partners.every:
         for holder, names in learning_members(config).items():
             width = _width(config.task.agents[names[0]].actor.dtype)
             yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
+    base_of_agent = {name: base for base, names in bases(config).items() for name in names}
+    seen: set[str] = set()
     for name, agent in shapes.items():
-        settings = config.task.agents[name]
+        settings, base = config.task.agents[name], base_of_agent[name]
+        width = _width(settings.actor.dtype)
+        if isinstance(settings.actor, LoraActorConfig):
+            if base not in seen:
+                seen.add(base)
+                yield Frozen(name=f"{base} base", shape=agent.actor, width=width)
+            continue
         key = (agent.weights, settings.actor.dtype)
         if key not in known and (settings.frozen or needs_reference(config)):
             known.add(key)
             what = "actor" if settings.frozen else "reference"
-            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=_width(settings.actor.dtype))
+            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=width)
 
 
 def _update(model: Trained) -> float:

@@ -131,7 +131,9 @@ class Partners:
             if learner.is_policy:
                 weights = learner.engine.full_state_dict()
                 with distributed.failing_together(), storing(str(self._folder)):
-                    written += learner.save_pretrained(partial / learner.name, weights, team.tokenizer(learner))
+                    written += learner.save_pretrained(
+                        partial / learner.name, weights, team.tokenizer(learner), merged=False
+                    )
 
         def named() -> Listing:
             with storing(str(self._folder)):

@@ -16,6 +16,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, CriticKind, WorldConfig
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
+from ippo_cli.models.shape import ModelShape
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
@@ -132,10 +133,10 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
     for model in memory.trained:
         held = model.memory
         sizes[model.name] = (
-            model.shape.parameters,
+            model.shape.trained_parameters,
             [held.weights, held.gradients, held.optimizer, held.buckets, held.host],
         )
-    for frozen in memory.references:
+    for frozen in memory.frozen:
         sizes[frozen.name] = frozen.shape.parameters, [frozen.weights, 0, 0, 0, 0]
     unit, size = _unit(max(part for _, parts in sizes.values() for part in parts))
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
@@ -299,9 +300,15 @@ def _flops(config: Config, material: Material, agent: str) -> float:
     generated = 2.0 * shapes.actor.parameters * tokens * (1 + (1 / every if replays(config) else 0))
     if settings.frozen:
         return generated
-    trained = (shapes.actor.parameters + critic) * 6.0 * tokens * settings.algorithm.ppo_epochs
+    trained = sum(_training_flops(shape) for shape in (shapes.actor, shapes.critic) if shape is not None)
+    trained *= tokens * settings.algorithm.ppo_epochs
     valuing = 0 if settings.critic.kind is CriticKind.none else critic or shapes.actor.parameters
     return generated + 2.0 * valuing * tokens + trained
+
+
+def _training_flops(shape: ModelShape) -> float:
+    """Per token: a frozen base has no gradients of its own weights."""
+    return 6.0 * shape.parameters if shape.adapter is None else 4.0 * shape.parameters + 6.0 * shape.trained_parameters
 
 
 def _flops_per_second() -> float:

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
+    AdapterCriticConfig,
     AgentConfig,
     CentralizedCriticConfig,
     Config,
     Device,
+    LoraActorConfig,
     SeparateCriticConfig,
     TinyActorConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import critics, members
+from ippo_cli.config.teams import bases, critics, holders
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.shape import (
     ModelShape,
@@ -33,6 +35,7 @@ from ippo_cli.models.shape import (
     critic_shape,
     empty_model,
     load_config,
+    with_adapter,
     with_value_head,
 )
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
@@ -122,25 +125,24 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
     starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
-    for holder, names in members(config).items():
-        agent = config.task.agents[names[0]]
-        source, revision = str(agent.actor.model if weights is None else weights[holder]), agent.actor.revision
-        if weights is None and isinstance(agent.actor, TinyActorConfig):
-            source = f"{holder}'s own"
+    holder_of = holders(config)
+    for base, names in bases(config).items():
+        actor = config.task.agents[names[0]].actor
+        source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
+        if weights is None and isinstance(actor, TinyActorConfig):
+            source = f"{base}'s own"
             lessons = warm_start_lessons(names, config, task)
-            refuse_nothing_to_read(names[0], agent.actor, lessons)
-            tokenizer = tokenizer_of(agent.actor.alphabet, alphabet_lessons(names, lessons, config, task))
-            known[source, revision] = empty_model(tiny_config(agent.actor, len(tokenizer)))
+            refuse_nothing_to_read(names[0], actor, lessons)
+            tokenizer = tokenizer_of(actor.alphabet, alphabet_lessons(names, lessons, config, task))
+            known[source, revision] = empty_model(tiny_config(actor, len(tokenizer)))
         else:
             tokenizer = load_tokenizer(source, revision)
         lm = _empty(known, source, revision)
-        actor = actor_shape(lm)
-        if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
-            actor = with_value_head(actor, lm.config, agent.critic.value_head_hidden_dim)
         for name in names:
+            agent = config.task.agents[name]
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             starts[name] = source, revision
-            made[name] = actor, _critic_shape(agent, known, source, revision), f"{source}@{revision}"
+            made[name] = _actor_shape(agent, lm, source), _critic_shape(agent, known, source, revision), source
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
@@ -149,8 +151,9 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     shapes = {}
     for name in config.task.agents:
         actor, critic, source = made[name]
+        pinned = f"{source}@{config.task.agents[name].actor.revision}"
         shapes[name] = AgentShapes(
-            actor=actor, critic=critic, length=lengths[name], weights=source, critic_row=critic_row
+            actor=actor, critic=critic, length=lengths[name], weights=pinned, critic_row=critic_row
         )
     return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts)
 
@@ -263,11 +266,26 @@ def _empty(known: dict[tuple[str, str | None], Any], source: str, revision: str 
     return known[source, revision]
 
 
+def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
+    shape = actor_shape(lm)
+    if isinstance(agent.actor, LoraActorConfig):
+        shape = with_adapter(shape, lm, agent.actor, "actor", source)
+    if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
+        shape = with_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+    return shape
+
+
 def _critic_shape(
     agent: AgentConfig, known: dict[tuple[str, str | None], Any], actor: str, revision: str | None
 ) -> ModelShape | None:
     critic = agent.critic
-    if agent.frozen or not isinstance(critic, SeparateCriticConfig):
+    if agent.frozen:
+        return None
+    if isinstance(critic, AdapterCriticConfig):
+        lm = _empty(known, actor, revision)
+        shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor)
+        return with_value_head(shape, lm.config, critic.value_head_hidden_dim)
+    if not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.model is None or critic.warm_start is not None:  # an earlier critic began as one of these
         return critic_shape(_empty(known, actor, revision), critic.value_head_hidden_dim)

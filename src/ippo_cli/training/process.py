@@ -35,7 +35,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
 from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.failure import error_file, fail
@@ -163,12 +163,16 @@ def build_trainer(
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    state = _initial_state(config, build_team(config, weights, device), run)
     checkpoints = _checkpoints(config, folder, plan, material)
+    checkpoint = checkpoints.newest() if resumed else None
+    saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
+    state = _initial_state(config, build_team(config, weights, device, saved), run)
     generator_of = partial(_generator, config, console, preemption)
     partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
-    if resumed:
-        checkpoint = checkpoints.load(state)
+    if checkpoint is not None:
+        checkpoints.load(state, checkpoint)
+        if saved is not None:
+            console.say(f"{checkpoint} has no optimizer states: optimizers start anew, from the weights as they are")
         if partners is not None:
             partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))

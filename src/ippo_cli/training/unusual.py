@@ -157,7 +157,11 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     mean = fmean(explained(names[0]))
-    separate = config.task.agents[names[0]].critic.kind in (CriticKind.separate, CriticKind.centralized)
+    separate = config.task.agents[names[0]].critic.kind in (
+        CriticKind.separate,
+        CriticKind.centralized,
+        CriticKind.adapter,
+    )
     remedy = (
         "smaller critic.mini_batch_size, more critic.ppo_epochs"
         if separate

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ippo_cli.config.schema.actor import ActorConfig, ActorKind, Alphabet, TinyActorConfig
+from ippo_cli.config.schema.actor import (
+    ActorConfig,
+    ActorKind,
+    Alphabet,
+    LoraActorConfig,
+    TinyActorConfig,
+    TinyLoraActorConfig,
+)
 from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, SpeakerConfig, unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
@@ -39,16 +46,20 @@ from ippo_cli.config.schema.algorithm import (
     WeightLevel,
 )
 from ippo_cli.config.schema.critic import (
+    AdapterCriticConfig,
+    AnyCriticConfig,
     CentralizedCriticConfig,
     CriticConfig,
     CriticKind,
     NoCriticConfig,
+    OwnCriticConfig,
     SeparateCriticConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
+from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.reward import (
     CreditAssignment,
@@ -67,6 +78,7 @@ from ippo_cli.config.schema.reward import (
 from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
+    CheckpointWeights,
     Config,
     Console,
     EvaluationConfig,
@@ -89,6 +101,7 @@ from ippo_cli.config.schema.task import (
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
     PartnersConfig,
+    SharedBaseConfig,
     SharedPolicyConfig,
     TeamConfig,
     TeamKind,
@@ -123,9 +136,12 @@ SCHEMAS: dict[str, type[Any]] = {
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,
+    "actor_lora": LoraActorConfig,
+    "actor_tiny_lora": TinyLoraActorConfig,
     "critic_separate": SeparateCriticConfig,
     "critic_centralized": CentralizedCriticConfig,
     "critic_value_head": ValueHeadCriticConfig,
+    "critic_adapter": AdapterCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
     "reward_environment": EnvironmentRewardConfig,
@@ -136,6 +152,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "reward_number": NumberRewardConfig,
     "team_independent": IndependentTeamConfig,
     "team_shared_policy": SharedPolicyConfig,
+    "team_shared_base": SharedBaseConfig,
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,
     "evaluation": EvaluationConfig,

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt
+from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 
 
 class ActorKind(str, Enum):
     tiny = "tiny"
     full = "full"
+    lora = "lora"
+    tiny_lora = "tiny_lora"
 
 
 class Alphabet(str, Enum):
@@ -23,7 +26,7 @@ class Alphabet(str, Enum):
 class ActorConfig(OptimizerConfig):
     """The policy: a causal language model."""
 
-    kind: ActorKind  # tiny (made locally) | full (loaded from actor.model)
+    kind: ActorKind  # tiny (made locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
     model: Name | None  # folder or hub id of a causal language model in safetensors format
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
@@ -41,3 +44,17 @@ class TinyActorConfig(ActorConfig):
     warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random play before training
     warm_start_batch_size: PositiveInt  # examples per supervised step
     warm_start_learning_rate: PositiveFloat  # learning rate of the supervised steps
+
+
+@dataclass
+class LoraActorConfig(LoraConfig, ActorConfig):
+    """A LoRA adapter on a frozen causal language model."""
+
+    adapter: (
+        Name | None
+    )  # folder of an earlier adapter to start from, in PEFT's format; null = one that does nothing yet
+
+
+@dataclass
+class TinyLoraActorConfig(LoraActorConfig, TinyActorConfig):
+    """A LoRA adapter on a small transformer that is made and warm-started locally, and frozen then."""

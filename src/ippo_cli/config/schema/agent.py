@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
-from ippo_cli.config.schema.actor import TinyActorConfig
+from ippo_cli.config.schema.actor import TinyLoraActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
-from ippo_cli.config.schema.critic import SeparateCriticConfig
+from ippo_cli.config.schema.critic import AnyCriticConfig
 from ippo_cli.config.schema.rollout import SamplingConfig
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class SpeakerConfig(PromptConfig):
 class AgentConfig(SpeakerConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
-    actor: TinyActorConfig = field(default_factory=partial(unset, TinyActorConfig))  # this agent's values of `actor`
-    critic: SeparateCriticConfig = field(default_factory=partial(unset, SeparateCriticConfig))  # and of `critic`
+    actor: TinyLoraActorConfig = field(default_factory=partial(unset, TinyLoraActorConfig))  # its values of `actor`
+    critic: AnyCriticConfig = field(default_factory=partial(unset, AnyCriticConfig))  # and of `critic`
     rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
     algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps

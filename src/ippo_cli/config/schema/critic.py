@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.constraints import Name, NonNegativeFloat, PositiveInt
+from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 
 
@@ -13,6 +14,7 @@ class CriticKind(str, Enum):
     separate = "separate"
     centralized = "centralized"
     value_head = "value_head"
+    adapter = "adapter"
     none = "none"
 
 
@@ -20,7 +22,7 @@ class CriticKind(str, Enum):
 class CriticConfig:
     """The value function, common to all kinds."""
 
-    kind: CriticKind  # separate | centralized | value_head | none
+    kind: CriticKind  # separate | centralized | value_head | adapter | none
 
 
 @dataclass
@@ -33,7 +35,9 @@ class TrainedCriticConfig(CriticConfig):
     """A value function that is learnt."""
 
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: NonNegativeFloat  # separate: of the critic's optimizer; value_head: of the head's parameter group
+    learning_rate: (
+        NonNegativeFloat  # separate, adapter: of the critic's optimizer; value_head: of the head's parameter group
+    )
 
 
 @dataclass
@@ -42,16 +46,22 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 
 
 @dataclass
-class SeparateCriticConfig(TrainedCriticConfig, OptimizerConfig):
+class OwnCriticConfig(TrainedCriticConfig, OptimizerConfig):
+    """A critic with an optimizer and steps of its own."""
+
+    warm_start: Name | None  # a `critic/` folder of an earlier run to start from, its value head included
+    mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
+    ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
+
+
+@dataclass
+class SeparateCriticConfig(OwnCriticConfig):
     """A model of its own: a backbone without a language-model head, and a value head."""
 
     model: Name | None  # folder or hub id of the backbone; null = start from the same weights as the actor
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16
     gradient_checkpointing: bool  # recompute activations in the backward pass
-    warm_start: Name | None  # a `critic/` folder of an earlier run to start from, backbone and head
-    mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
-    ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
 
 
 @dataclass
@@ -60,3 +70,13 @@ class CentralizedCriticConfig(SeparateCriticConfig):
 
     shared: bool  # one critic for all agents; false = one for each agent, or group of team.groups
     context_limit: PositiveInt | None  # tokens that it reads as one sequence; null = what its model was made for
+
+
+@dataclass
+class AdapterCriticConfig(LoraConfig, OwnCriticConfig):
+    """A LoRA adapter of its own on the actor's frozen base, and a value head."""
+
+
+@dataclass
+class AnyCriticConfig(LoraConfig, CentralizedCriticConfig):
+    """Every key that some critic with an optimizer of its own has: one agent's values may be any of them."""

@@ -37,6 +37,11 @@ class RunConfig:
     deterministic: bool  # bitwise repeatable operations where PyTorch has them
 
 
+class CheckpointWeights(str, Enum):
+    adapter = "adapter"
+    full = "full"
+
+
 @dataclass
 class CheckpointConfig:
     """When runs are saved, and what is kept."""
@@ -44,6 +49,8 @@ class CheckpointConfig:
     every: NonNegativeInt  # iterations between checkpoints; 0 = at the end only
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
+    weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
+    optimizer: bool  # keep optimizer states; without them a checkpoint is smaller and a resume starts optimizers anew
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range
 class TeamKind(str, Enum):
     independent = "independent"
     shared_policy = "shared_policy"
+    shared_base = "shared_base"
 
 
 class UpdateOrder(str, Enum):
@@ -34,7 +35,7 @@ class PartnersConfig:
 class TeamConfig:
     """What agents share, and who learns when."""
 
-    kind: TeamKind  # independent: nothing | shared_policy: the agents of a group have one actor and one critic
+    kind: TeamKind  # independent: nothing | shared_policy: a group's actor and critic | shared_base: its frozen base
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
     round_robin_every: PositiveInt | None  # iterations in a row in which one policy learns; null without round_robin
     partners: PartnersConfig
@@ -48,5 +49,12 @@ class IndependentTeamConfig(TeamConfig):
 @dataclass
 class SharedPolicyConfig(TeamConfig):
     """The agents of a group have one actor and one critic; the prompt says who is asked."""
+
+    groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared
+
+
+@dataclass
+class SharedBaseConfig(TeamConfig):
+    """The agents of a group have one frozen base in memory, and adapters of their own on it."""
 
     groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared

@@ -1,0 +1,38 @@
+"""Policies that only write: of a model, or of an adapter on a base that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.schema import ActorConfig, LoraActorConfig
+from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
+
+Record = dict[str, Any]
+"""What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files. Of an adapter all
+this is its base's, and `adapter` is the same of its own folder, or None for one that does nothing yet."""
+
+
+def frozen_agent(
+    name: str, record: Mapping[str, Any], actor: ActorConfig, device: torch.device, bases: dict[Any, Any], base: str
+) -> FrozenAgent:
+    """Load a model, or an adapter and its base; `bases` keeps those by the model and the name `base`, to be shared."""
+    model, commit = record["model"], record["commit"]
+    tokenizer = load_tokenizer(model, commit)
+    if "adapter" not in record:
+        policy = Policy(load_causal_lm(model, commit, actor.dtype)).to(device).eval()
+        return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
+    from ippo_cli.models.lora import AdapterPolicy, FrozenBase
+
+    assert isinstance(actor, LoraActorConfig)
+    key = "base", base, model, commit, actor.dtype
+    if key not in bases:
+        bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
+    adapter = bases[key].add(actor, "actor", seed=0)
+    if record["adapter"] is not None:
+        adapter.load(Path(record["adapter"]["model"]), "checkpoint")
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=AdapterPolicy(bases[key], adapter).to(device).eval())

@@ -1,0 +1,439 @@
+"""LoRA adapters on a frozen base that several learners share: which one a forward reads with is chosen outside of it.
+
+peft makes the layers and says how files look. What is not peft's is the choice: its own switch walks through all layers
+and changes what requires a gradient, and here engines live side by side on one base. Importing peft takes seconds, so
+that this file is imported where there are adapters only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, LoraConfig
+from ippo_cli.models.actor import Policy, PolicyOutput
+from ippo_cli.models.critic import ValueHead, ValueModel, at_states, value_head_from, value_model
+from ippo_cli.models.layout import Sequences
+from ippo_cli.models.linear_maps import base_name, is_named, linear_maps, short_names, targeted_maps
+from ippo_cli.models.load import backbone_of, below
+from ippo_cli.models.packing import read
+
+PREFIX = "base_model.model."  # before a module's path in peft's files
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+BESIDE_MERGED = "adapter"  # where the adapter lies in the folder of the model that it is merged into
+SAMPLED = 64  # elements at each end of every parameter that a base is told apart by
+# What an adapter of another making may be that this one is not, and the value that it must have.
+UNKNOWN = {"use_dora": (False,), "bias": ("none",), "modules_to_save": (None, []), "rank_pattern": ({}, None)}
+UNKNOWN |= {"alpha_pattern": ({}, None), "lora_bias": (False,), "fan_in_fan_out": (False, True)}
+
+
+class FrozenBase:
+    """A language model whose own weights never change, and the adapters on it. No module: engines must not see it."""
+
+    def __init__(self, lm: PreTrainedModel, source: str) -> None:
+        self.lm = lm.requires_grad_(False)
+        self.source = source
+        self.packs = False  # whether it is given packed rows, see `enable_packing`
+        self.widths = linear_maps(lm)
+        self.fingerprint = _fingerprint(lm)
+        self.parts = [path for path, _ in lm.named_modules()]
+        self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
+        self._reading: str | None = None  # the adapter of all rows
+        self._by_row: _ByRow | None = None
+        self._shapes: dict[str, list[torch.Size]] | None = None  # what layers were given, while that is looked at
+        self._count = 0
+        self.by_row = True  # whether every layer sees rows as rows
+
+    def add(self, config: LoraConfig, setting: str, seed: int) -> Adapter:
+        """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name."""
+        maps = targeted_maps(self.widths, self.parts, config, setting, base_name(self.source))
+        name, self._count = f"adapter{self._count}", self._count + 1
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            peft.inject_adapter_in_model(_peft_config(config, list(maps), self.source), self.lm, name)
+        vars(self.lm).pop("peft_config", None)  # else it would take itself for a model of peft's
+        layers = {path: self.lm.get_submodule(path) for path in maps}
+        for layer in layers.values():
+            vars(layer)["forward"] = partial(self._forward, layer)
+        for part, parameter in self.lm.named_parameters():
+            parameter.requires_grad_(".lora_A." in part or ".lora_B." in part)
+        self._see_that_layers_are_called(layers)
+        return Adapter(self, name, config, layers)
+
+    @contextmanager
+    def reading(self, adapter: str | None) -> Iterator[None]:
+        """Forwards inside read with this adapter, or with the base alone."""
+        before = self._reading, self._by_row
+        self._reading, self._by_row = adapter, None
+        try:
+            yield
+        finally:
+            self._reading, self._by_row = before
+
+    @contextmanager
+    def reading_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
+        """Forwards inside read every row with the adapter of one of the policies, see `RowsApart`."""
+        by_row, before = _ByRow([policy.adapter.name for policy in policies]), self._by_row  # type: ignore[attr-defined]
+
+        def select(rows: Tensor) -> None:
+            by_row.select(rows)
+            self._by_row = by_row
+
+        try:
+            yield select
+        finally:
+            self._by_row = before
+
+    def checkpoint_gradients(self) -> None:
+        """Recompute activations in the backward pass, with the adapter that the forward pass read with."""
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self.reading(self._reading)
+
+        self.lm.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+
+    def merged(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The base's weights with an adapter's `weights` (by the names that it registers) added to them."""
+        state: dict[str, Tensor] = {}
+        for name, tensor in self.lm.state_dict().items():
+            if ".lora_" not in name:
+                state[name.replace(".base_layer.", ".")] = tensor
+        for path, scale in adapter.scales.items():
+            product = weights[f"{_key(path)}.B.weight"].float() @ weights[f"{_key(path)}.A.weight"].float()
+            own = state[f"{path}.weight"]
+            change = scale * (product.T if path in self._transposed else product)
+            state[f"{path}.weight"] = (own.float() + change.to(own.device)).to(own.dtype)
+        return {name: tensor.cpu() for name, tensor in state.items()}
+
+    def _forward(self, layer: Any, states: Tensor) -> Tensor:
+        """Of one map: the base's, and what the adapter in use adds."""
+        if self._shapes is not None:
+            self._shapes.setdefault(str(id(layer)), []).append(states.shape)
+        result: Tensor = layer.base_layer(states)
+        if self._by_row is not None:
+            return result + self._by_row.change(layer, states).to(result.dtype)
+        name = self._reading
+        if name is None or name not in layer.lora_A:
+            return result
+        down, up = layer.lora_A[name], layer.lora_B[name]
+        return result + (up(down(states.to(down.weight.dtype))) * layer.scaling[name]).to(result.dtype)
+
+    @torch.no_grad()
+    def _see_that_layers_are_called(self, layers: Mapping[str, nn.Module]) -> None:
+        """Some models use a map's weights without calling it, which would leave its adapter without effect."""
+        rows, columns = 2, 3
+        ids = torch.arange(5, 5 + rows * columns, device=self.lm.device).view(rows, columns)
+        self._shapes = {}
+        try:
+            self.lm(input_ids=ids % self.lm.config.get_text_config().vocab_size, use_cache=False)
+            for path, layer in layers.items():
+                shapes = self._shapes.get(str(id(layer)))
+                if not shapes:
+                    raise PreflightError(
+                        f"actor.model={self.source}: it reads {path} without calling it, and an adapter there would do "
+                        "nothing; leave it out of target_modules"
+                    )
+                self.by_row = self.by_row and all(shape[:2] == (rows, columns) for shape in shapes)
+        finally:
+            self._shapes = None
+
+
+class _ByRow:
+    """The adapters of a forward's rows: all of them are computed for every row, and all but its own struck out.
+
+    Each map is then two matrix products, however many adapters there are, and adapters are narrow.
+    """
+
+    def __init__(self, adapters: Sequence[str]) -> None:
+        self._adapters = tuple(adapters)
+        self._stacked: dict[int, tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]] = {}
+        self._rows: Tensor | None = None
+        self._kept: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
+
+    def select(self, rows: Tensor) -> None:
+        """The places of the adapters, among those given, with which the rows `[n]` of the next forwards are read."""
+        self._rows = rows
+        self._kept = {}
+
+    def change(self, layer: Any, states: Tensor) -> Tensor:
+        """What adapters add to a map's output for `states [n, L, H]`."""
+        if id(layer) not in self._stacked:
+            self._stacked[id(layer)] = self._stack(layer)
+        down, up, parts = self._stacked[id(layer)]
+        inner = linear(states.to(down.dtype), down)
+        return linear(inner * self._scales(parts, inner)[:, None], up)
+
+    def _stack(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
+        there = [(place, name) for place, name in enumerate(self._adapters) if name in layer.lora_A]
+        down = torch.cat([layer.lora_A[name].weight for _, name in there])
+        up = torch.cat([layer.lora_B[name].weight for _, name in there], dim=1)
+        return down, up, tuple((place, layer.r[name], layer.scaling[name]) for place, name in there)
+
+    def _scales(self, parts: tuple[tuple[int, int, float], ...], like: Tensor) -> Tensor:
+        """`[n, ranks of all]`: an adapter's scale for its own rows, and 0 for others."""
+        if parts not in self._kept:
+            assert self._rows is not None
+            owner = torch.tensor([place for place, rank, _ in parts for _ in range(rank)], device=like.device)
+            scale = torch.tensor([scale for _, rank, scale in parts for _ in range(rank)], device=like.device)
+            self._kept[parts] = ((self._rows[:, None] == owner) * scale).to(like.dtype)
+        return self._kept[parts]
+
+
+class Adapter(nn.Module):
+    """The weights of one adapter, which engines train and save; its base is registered nowhere in it."""
+
+    def __init__(self, base: FrozenBase, name: str, config: LoraConfig, layers: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.__dict__["base"] = base
+        self.base: FrozenBase
+        self.name, self.config = name, config
+        self.scales = {path: float(layer.scaling[name]) for path, layer in layers.items()}
+        for path, layer in layers.items():
+            self.add_module(_key(path), nn.ModuleDict({"A": layer.lora_A[name], "B": layer.lora_B[name]}))
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Forwards of the base inside read with this adapter."""
+        return self.base.reading(self.name)
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """`weights` by registered names, in peft's format."""
+        folder.mkdir(parents=True, exist_ok=True)
+        _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
+        named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
+        save_file(named, folder / FILES[1], metadata={"format": "pt", "base": self.base.fingerprint})
+
+    def _target_names(self) -> list[str]:
+        """As short as they can be to be read as these maps and no other module."""
+        names = self.config.target_modules
+        if names != ALL_LINEAR:
+            return list(names)
+        names = short_names(list(self.scales))
+        meant = {path for path in self.base.parts for name in names if is_named(name, path)}
+        return names if meant == self.scales.keys() else list(self.scales)
+
+    @torch.no_grad()
+    def load(self, folder: Path, setting: str) -> None:
+        """Take up an earlier adapter. Raises `PreflightError` where it is of another shape, kind or base."""
+        where = f"{setting}={folder}"
+        folder = adapter_folder(folder, setting)
+        _refuse_other_settings(where, folder, self.config)
+        try:
+            with safe_open(folder / FILES[1], "pt") as file:
+                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+                made_for = (file.metadata() or {}).get("base")
+        except Exception as error:
+            raise PreflightError(f"{where}: {FILES[1]} cannot be read ({error})") from error
+        own = {_peft_name(name): parameter for name, parameter in self.named_parameters()}
+        base = f"the base {base_name(self.base.source)}"
+        if odd := sorted(own.keys() ^ stored.keys()):
+            there = "it lacks" if odd[0] in own else "it also has"
+            raise PreflightError(
+                f"{where}: it does not fit {base} with these target_modules: {there} {odd[0].removeprefix(PREFIX)}"
+            )
+        for name, parameter in own.items():
+            if stored[name].shape != parameter.shape:
+                raise PreflightError(
+                    f"{where}: it was made for another base: {name.removeprefix(PREFIX)} is {list(stored[name].shape)}"
+                    f", and {base} wants {list(parameter.shape)}"
+                )
+        if made_for is not None and made_for != self.base.fingerprint:
+            raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+
+
+class AdapterPolicy(Policy):
+    """A base read with an adapter; without one it is the reference of all who are on the base."""
+
+    def __init__(self, base: FrozenBase, adapter: Adapter | None, value_head: ValueHead | None = None) -> None:
+        super().__init__(base.lm, value_head)
+        del self.lm
+        self.__dict__["lm"] = base.lm  # not registered: an engine must see the adapter alone
+        self.__dict__["base"] = base
+        self.base: FrozenBase
+        self.adapter = adapter
+        self.packs = base.packs
+        if adapter is not None and base.by_row:
+            self.rows_apart = base
+
+    def forward(self, *args: Any, **options: Any) -> PolicyOutput:
+        with self.reading():
+            return super().forward(*args, **options)
+
+    @torch.no_grad()
+    def own_states(self, sequences: Sequences) -> Tensor:
+        with self.reading():
+            return super().own_states(sequences)
+
+    @property
+    def trained(self) -> nn.Module:
+        assert self.adapter is not None
+        return self.adapter
+
+    def reading(self) -> AbstractContextManager[None]:
+        return self.base.reading(None if self.adapter is None else self.adapter.name)
+
+    def train(self, mode: bool = True) -> AdapterPolicy:
+        super().train(mode)
+        self.base.lm.train(mode)  # gradients are checkpointed in training mode alone
+        return self
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        assert self.adapter is not None
+        own, actor = below("adapter.", weights), folder / "actor"
+        if merged:
+            self.lm.save_pretrained(actor, state_dict=self.base.merged(self.adapter, own))
+        self.adapter.save(actor / BESIDE_MERGED if merged else actor, own)
+        tokenizer.save_pretrained(actor)
+        return [actor, *self._save_head(folder, weights)]
+
+    @torch.no_grad()
+    def load_saved(self, folder: Path) -> None:
+        assert self.adapter is not None
+        self.adapter.load(folder / "actor", "checkpoint")
+        if self.value_head is not None:
+            self.value_head.load_state_dict(value_head_from(folder / "critic").state_dict())
+
+
+class AdapterCritic(nn.Module):
+    """Values from an adapter of its own on the actor's base, and a value head."""
+
+    def __init__(self, adapter: Adapter, value_head: ValueHead) -> None:
+        super().__init__()
+        self.adapter, self.value_head = adapter, value_head
+        self.packs = adapter.base.packs
+
+    def forward(self, sequences: Sequences) -> Tensor:
+        """The values `[b, R + 1]` of every state, see `Sequences.state`."""
+        with self.adapter.reading():
+            hidden = read(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
+        return at_states(self.value_head(hidden), sequences.state)
+
+    def train(self, mode: bool = True) -> AdapterCritic:
+        super().train(mode)
+        self.adapter.base.lm.train(mode)
+        return self
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        own, head, critic = below("adapter.", weights), below("value_head.", weights), folder / "critic"
+        if merged:
+            self._merged_model().save_pretrained(critic, state_dict=self._merged_state(own, head))
+        saved = critic / BESIDE_MERGED if merged else critic
+        self.adapter.save(saved, own)
+        self.value_head.save_pretrained(saved / "value_head", state_dict=head)
+        tokenizer.save_pretrained(critic)
+        return [critic]
+
+    def load_saved(self, folder: Path) -> None:
+        self.load(folder / "critic", "checkpoint")
+
+    @torch.no_grad()
+    def load(self, folder: Path, setting: str) -> None:
+        """Take up an earlier critic's adapter and head."""
+        self.adapter.load(folder, setting)
+        where = f"{setting}={folder}"
+        try:
+            head = value_head_from(adapter_folder(folder, setting) / "value_head")
+        except Exception as error:
+            raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
+        stored, wanted = (one.config.value_head_hidden_dim for one in (head, self.value_head))
+        if stored != wanted:
+            raise PreflightError(
+                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={wanted}"
+            )
+        self.value_head.load_state_dict(head.state_dict())
+
+    def _merged_model(self) -> ValueModel:
+        """A model of the same kind without memory for its weights, for its configuration."""
+        backbone = backbone_of(self.adapter.base.lm)
+        with torch.device("meta"):
+            return value_model(type(backbone)(backbone.config), self.value_head.config.value_head_hidden_dim)
+
+    def _merged_state(self, own: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        base = self.adapter.base
+        prefix = f"{base.lm.base_model_prefix}."
+        backbone = below(prefix, base.merged(self.adapter, own))
+        state = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
+        return state | {f"value_head.{name}": tensor for name, tensor in head.items()}
+
+
+def adapter_folder(folder: Path, setting: str) -> Path:
+    """Where in the folder an adapter lies: at its top, or beside the model that it is merged into."""
+    for place in (folder, folder / BESIDE_MERGED):
+        if all((place / name).is_file() for name in FILES):
+            return place
+    raise PreflightError(
+        f"{setting}={folder}: no adapter is there; give a folder with {' and '.join(FILES)}, such as an agent's actor/ "
+        "folder in a checkpoint"
+    )
+
+
+def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> peft.LoraConfig:
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (only ever multiplied)
+        use_rslora=config.use_rslora,
+        init_lora_weights="gaussian" if config.init is AdapterInit.gaussian else True,
+        target_modules=list(targets),
+        lora_dropout=0.0,
+        base_model_name_or_path=source,
+    )
+
+
+def _refuse_other_settings(where: str, folder: Path, config: LoraConfig) -> None:
+    try:
+        stored = json.loads((folder / FILES[0]).read_text())
+        if stored["peft_type"] != "LORA":
+            raise PreflightError(f"{where}: it is {stored['peft_type']}, and adapters here are LORA")
+        given = (int(stored["r"]), float(stored["lora_alpha"]), bool(stored.get("use_rslora", False)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PreflightError(f"{where}: {FILES[0]} cannot be read ({error!r})") from error
+    for key, values in UNKNOWN.items():
+        if key in stored and stored[key] not in values:
+            raise PreflightError(f"{where}: its {key} is {stored[key]}, which adapters here cannot have")
+    for key, has in zip(("rank", "alpha", "use_rslora"), given, strict=True):
+        wanted = getattr(config, key)
+        if has != wanted:
+            value = str(has).lower() if isinstance(has, bool) else f"{has:g}"
+            raise PreflightError(f"{where}: its {key} is {value} and not {wanted}; set {key}={value}")
+
+
+def _key(path: str) -> str:
+    """A module's path as the name of one module."""
+    return path.replace(".", "/")
+
+
+def _peft_name(name: str) -> str:
+    """`model/layers/0/q_proj.A.weight` as peft's files have it."""
+    path, part, _ = name.rsplit(".", 2)
+    return f"{PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
+
+
+@torch.no_grad()
+def _fingerprint(lm: PreTrainedModel) -> str:
+    """Of a base: the ends of all of its parameters, in bf16, for it may be loaded in either format."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(lm.named_parameters()):
+        flat = parameter.flatten()
+        ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).to(torch.bfloat16).view(torch.int16).cpu()
+        digest.update(f"{name} {list(parameter.shape)}".encode() + ends.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,300 @@
+"""Adapters on a frozen base: what they compute, what they are trained by, and which files they may come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from folders import model_folder
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.schema import AdapterInit, Dtype, LoraConfig
+from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
+from ippo_cli.models.layout import Sequences, build_sequences
+from ippo_cli.models.load import backbone_of
+from ippo_cli.models.lora import FILES, Adapter, AdapterCritic, AdapterPolicy, FrozenBase
+from ippo_cli.models.packing import enable_packing
+from ippo_cli.types import Rollout
+
+LORA = LoraConfig(rank=3, alpha=5.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+
+
+class _Nothing:
+    """A tokenizer of which nothing is saved."""
+
+    def save_pretrained(self, folder: Path) -> None: ...
+
+
+NOTHING: Any = _Nothing()
+OPTIONS: dict[str, Any] = {"temperature": 0.7, "chunk_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def base(folder: Path) -> FrozenBase:
+    lm = load_causal_lm(str(folder), None, Dtype.fp32)
+    packs = enable_packing(backbone_of(lm))
+    base = FrozenBase(lm, str(folder))
+    base.packs = packs
+    return base
+
+
+def read_rows(*, packed: bool) -> Sequences:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2, [True] * 3 + [False]])
+    rollout = Rollout(
+        prompt_ids=torch.randint(3, 11, (3, 3), generator=generator),
+        prompt_mask=torch.ones(3, 3, dtype=torch.bool),
+        response_ids=torch.randint(3, 11, (3, 4), generator=generator),
+        response_mask=mask,
+        turn=torch.zeros(3, 4, dtype=torch.long),
+        length=mask.sum(dim=1),
+        logprobs=torch.zeros(3, 4),
+        behavior_logprobs=torch.zeros(3, 4),
+        texts=["", "", ""],
+        finished=torch.ones(3, dtype=torch.bool),
+        detached=[[], [], []],
+    )
+    return build_sequences(rollout, torch.arange(3), packed=packed)
+
+
+def moved(adapter: Adapter, seed: int = 0) -> Adapter:
+    """The same adapter as if it had learnt something."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return adapter
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def plain_model(folder: Path) -> Policy:
+    return Policy(load_causal_lm(str(folder), None, Dtype.fp32)).eval()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("init", list(AdapterInit))
+def test_a_new_adapter_and_the_reference_read_as_the_base(
+    base: FrozenBase, folder: Path, init: AdapterInit, packed: bool
+) -> None:
+    sequences = read_rows(packed=packed)
+    expected = plain_model(folder)(read_rows(packed=False), **OPTIONS).logprobs
+    new = AdapterPolicy(base, base.add(replace(LORA, init=init), "actor", 0)).eval()
+    assert new.packs
+    torch.testing.assert_close(new(sequences, **OPTIONS).logprobs, expected, atol=1e-6, rtol=1e-6)
+    moved(new.adapter)
+    assert not torch.allclose(new(sequences, **OPTIONS).logprobs, expected, atol=1e-2)
+    reference = AdapterPolicy(base, None).eval()(sequences, **OPTIONS).logprobs
+    torch.testing.assert_close(reference, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_its_files(
+    base: FrozenBase, folder: Path, tmp_path: Path, rslora: bool
+) -> None:
+    config = replace(LORA, use_rslora=rslora)
+    other, adapter = moved(base.add(LORA, "actor", 0), 5), moved(base.add(config, "actor", 0))
+    policy, sequences = AdapterPolicy(base, adapter).eval(), read_rows(packed=False)
+    packed = policy(read_rows(packed=True), **OPTIONS).logprobs
+    logprobs = policy(sequences, **OPTIONS).logprobs
+    assert not torch.allclose(AdapterPolicy(base, other).eval()(sequences, **OPTIONS).logprobs, logprobs, atol=1e-2)
+    (actor,) = policy.save(tmp_path / "full", weights_of(policy), NOTHING, merged=True)
+    torch.testing.assert_close(packed, logprobs, atol=1e-5, rtol=1e-5)
+    merged = Policy(load_causal_lm(str(actor), None, Dtype.fp32)).eval()
+    torch.testing.assert_close(merged(sequences, **OPTIONS).logprobs, logprobs, atol=1e-5, rtol=1e-5)
+    (alone,) = policy.save(tmp_path / "adapter", weights_of(policy), NOTHING, merged=False)
+    assert {path.name for path in alone.iterdir()} >= set(FILES)
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), alone).eval()
+    ids = torch.arange(3, 9)[None]
+    with policy.reading():
+        expected = base.lm(input_ids=ids).logits
+    torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+    for place in (actor, alone):  # both hold the adapter, to be started from
+        again = base.add(config, "actor", 9)
+        again.load(place, "actor.adapter")
+        assert all(torch.equal(one, two) for one, two in zip(again.parameters(), adapter.parameters(), strict=True))
+
+
+def test_gradients_of_an_adapter_are_those_of_the_merged_weights_by_the_chain_rule(
+    base: FrozenBase, folder: Path, tmp_path: Path
+) -> None:
+    adapter, sequences = moved(base.add(LORA, "actor", 0)), read_rows(packed=False)
+    policy = AdapterPolicy(base, adapter)
+    policy(sequences, **OPTIONS).logprobs.sum().backward()
+    whole = load_causal_lm(str(folder), None, Dtype.fp32)
+    whole.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    Policy(whole)(sequences, **OPTIONS).logprobs.sum().backward()
+    for path, scale in adapter.scales.items():
+        change = whole.get_submodule(path).weight.grad  # of W' = W + scale B A
+        down, up = (getattr(adapter, path.replace(".", "/"))[part].weight for part in "AB")
+        torch.testing.assert_close(up.grad, scale * change @ down.T, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(down.grad, scale * up.T @ change, atol=1e-5, rtol=1e-4)
+        assert float(down.grad.norm()) > 1e-4
+    assert not any(parameter.grad is not None for name, parameter in base.lm.named_parameters() if "lora" not in name)
+
+
+def test_checkpointed_gradients_are_computed_with_the_adapter_that_was_read_with(base: FrozenBase) -> None:
+    sequences = read_rows(packed=False)
+    adapter, other = moved(base.add(LORA, "actor", 0)), moved(base.add(LORA, "actor", 0), 7)
+    policy = AdapterPolicy(base, adapter).train()
+
+    def gradients() -> list[Tensor]:
+        adapter.zero_grad()
+        loss = policy(sequences, **OPTIONS).logprobs.sum()
+        AdapterPolicy(base, other).train()(sequences, **OPTIONS)  # somebody else reads before the backward pass
+        loss.backward()
+        return [parameter.grad.clone() for parameter in adapter.parameters()]
+
+    expected = gradients()
+    base.checkpoint_gradients()
+    assert base.lm.is_gradient_checkpointing
+    for actual, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-5)
+    assert all(parameter.grad is None for parameter in other.parameters())
+
+
+def test_a_critic_on_the_base_has_the_values_of_the_merged_model(base: FrozenBase, tmp_path: Path) -> None:
+    sequences = read_rows(packed=False)
+    adapter = moved(base.add(LORA, "critic", 0))
+    head = ValueHead(ValueHeadConfig(16, 4))
+    torch.nn.init.normal_(head.out.weight)
+    critic = AdapterCritic(adapter, head).eval()
+    (full,) = critic.save(tmp_path / "full", weights_of(critic), NOTHING, merged=True)
+    values = critic(sequences)
+    assert values.shape == (3, 5)
+    torch.testing.assert_close(ValueModel.from_pretrained(full).eval()(sequences), values, atol=1e-5, rtol=1e-5)
+    (alone,) = critic.save(tmp_path / "own", weights_of(critic), NOTHING, merged=False)
+    for place in (full, alone):
+        again = AdapterCritic(base.add(LORA, "critic", 3), ValueHead(ValueHeadConfig(16, 4))).eval()
+        again.load(place, "critic.warm_start")
+        assert torch.equal(again(sequences), values)
+    with pytest.raises(PreflightError, match=r"value_head_hidden_dim is 4, and critic.value_head_hidden_dim=None"):
+        AdapterCritic(base.add(LORA, "critic", 3), ValueHead(ValueHeadConfig(16))).load(alone, "critic.warm_start")
+
+
+def test_equal_seeds_make_equal_adapters_and_take_nothing_from_the_global_stream(base: FrozenBase) -> None:
+    before = torch.get_rng_state()
+    one, two, other = (weights_of(base.add(LORA, "actor", seed)) for seed in (4, 4, 5))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
+    configs = [LORA, replace(LORA, rank=2, use_rslora=True), replace(LORA, target_modules=["q_proj", "up_proj"])]
+    policies = [AdapterPolicy(base, moved(base.add(one, "actor", 0), seed)) for seed, one in enumerate(configs)]
+    ids, rows = torch.randint(3, 11, (5, 6)), torch.tensor([2, 0, 1, 0, 2])
+    expected = []
+    for row, number in zip(ids, rows, strict=True):
+        with policies[number].reading():
+            expected.append(base.lm(input_ids=row[None]).logits)
+    with base.reading_by_row(policies) as select:
+        select(rows)
+        actual = base.lm(input_ids=ids).logits
+        select(rows[:1])
+        again = base.lm(input_ids=ids[:1]).logits
+    torch.testing.assert_close(actual, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again, expected[0], atol=1e-5, rtol=1e-5)
+
+
+def test_transposed_maps_are_adapted_and_merged_as_well() -> None:
+    torch.manual_seed(0)
+    lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
+    clean = GPT2LMHeadModel(lm.config).eval()
+    base = FrozenBase(lm, "gpt2")
+    adapter = moved(base.add(LORA, "actor", 0))
+    clean.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    ids = torch.arange(4, 12)[None]
+    with adapter.reading():
+        torch.testing.assert_close(lm(input_ids=ids).logits, clean(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+    assert any("c_attn" in path for path in adapter.scales)
+
+
+@pytest.fixture
+def saved(base: FrozenBase, tmp_path: Path) -> Path:
+    adapter = moved(base.add(LORA, "actor", 0))
+    adapter.save(tmp_path / "saved", weights_of(adapter))
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 4}, "its rank is 3 and not 4; set rank=3"),
+        ({"alpha": 6.0}, "its alpha is 5 and not 6.0; set alpha=5"),
+        ({"use_rslora": True}, "its use_rslora is false and not True"),
+        ({"target_modules": ["q_proj"]}, "it does not fit the base .* with these target_modules: it also has"),
+    ],
+)
+def test_an_adapter_of_other_settings_is_refused(base: FrozenBase, saved: Path, change: dict, said: str) -> None:
+    with pytest.raises(PreflightError, match=f"actor.adapter=.*{said}"):
+        base.add(replace(LORA, **change), "actor", 0).load(saved, "actor.adapter")
+
+
+def test_an_adapter_of_another_base_is_refused(saved: Path, tmp_path: Path) -> None:
+    other = model_folder(tmp_path / "other", seed=1)
+    base = FrozenBase(load_causal_lm(str(other), None, Dtype.fp32), str(other))
+    with pytest.raises(PreflightError, match="it was made for another base than other"):
+        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+    stored = load_file(saved / FILES[1])
+    name = next(name for name in stored if name.endswith("q_proj.lora_A.weight"))
+    save_file(stored | {name: torch.zeros(3, 8)}, saved / FILES[1])
+    with pytest.raises(
+        PreflightError, match=r"made for another base: .*q_proj.lora_A.weight is \[3, 8\], .* \[3, 16\]"
+    ):
+        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+
+
+def test_a_base_is_the_same_in_either_number_format(folder: Path, base: FrozenBase) -> None:
+    half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
+    assert half.fingerprint == base.fingerprint
+    assert {parameter.dtype for parameter in half.add(LORA, "actor", 0).parameters()} == {torch.bfloat16}
+
+
+def test_adapters_of_other_kinds_and_folders_without_one_are_refused(base: FrozenBase, saved: Path) -> None:
+    config = json.loads((saved / FILES[0]).read_text())
+    (saved / FILES[0]).write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(PreflightError, match="its use_dora is True"):
+        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+    (saved / FILES[0]).unlink()
+    with pytest.raises(PreflightError, match=r"no adapter is there; give a folder with adapter_config\.json"):
+        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target_modules": ["q_proj", "c_attn"]}, "names c_attn, and .* has no such module; .* q_proj k_proj"),
+        ({"target_modules": ["lm_head"]}, "names lm_head, which is no linear map within"),
+        ({"rank": 17}, "actor.rank=17 is more than .* is wide .*; use at most 16"),
+    ],
+)
+def test_settings_that_a_base_cannot_have_are_refused(base: FrozenBase, change: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        base.add(replace(LORA, **change), "actor", 0)
+
+
+def test_a_map_that_is_read_without_being_called_is_refused(folder: Path) -> None:
+    lm = load_causal_lm(str(folder), None, Dtype.fp32)
+    layer = lm.model.layers[0].mlp
+    layer.forward = lambda states: torch.nn.functional.linear(
+        torch.nn.functional.linear(states, layer.up_proj.weight), layer.down_proj.weight
+    )
+    with pytest.raises(PreflightError, match=r"it reads model.layers.0.mlp.\w+_proj without calling it"):
+        FrozenBase(lm, str(folder)).add(LORA, "actor", 0)

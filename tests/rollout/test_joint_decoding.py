@@ -1,0 +1,99 @@
+"""Agents on one base say, decoded in one batch, what they say one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.schema import AdapterInit, LoraConfig
+from ippo_cli.models.lora import AdapterPolicy, FrozenBase
+from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.tasks.environment import Action, Step
+
+AGENTS = ("low", "high", "mid")
+LORA = LoraConfig(rank=3, alpha=6.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+
+
+class Alone(Mapping[str, FrozenAgent]):
+    """The same policies, none of which says that its rows may be read beside others'."""
+
+    def __init__(self, policies: Mapping[str, FrozenAgent]) -> None:
+        self.policies = policies
+
+    def __getitem__(self, name: str) -> FrozenAgent:
+        policy = self.policies[name].policy
+        policy.rows_apart = None
+        return self.policies[name]
+
+    def __iter__(self):
+        return iter(self.policies)
+
+    def __len__(self) -> int:
+        return len(self.policies)
+
+
+class ThreeRounds(Rounds):
+    """In odd rounds one of the agents has nothing to say."""
+
+    agents = AGENTS
+
+    def told(self) -> dict[str, str]:
+        told = super().told()
+        if self.number % 2:
+            told.pop(AGENTS[self.row % 3])
+        return told
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        return super().step(actions)
+
+
+@pytest.fixture
+def players() -> Players:
+    """Three agents who speak unlike each other, by adapters of unlike shapes on one base."""
+    base, players = FrozenBase(model_of(TOKENIZER, 0), "base"), Players(*AGENTS)
+    configs = [LORA, replace(LORA, rank=2), replace(LORA, target_modules=["q_proj", "down_proj"])]
+    generator = torch.Generator().manual_seed(0)
+    for (name, agent), config in zip(list(players.policies.items()), configs, strict=True):
+        adapter = base.add(config, "actor", 0)
+        with torch.no_grad():
+            for parameter in adapter.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        players.policies[name] = replace(agent, policy=AdapterPolicy(base, adapter).eval())
+    return players
+
+
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_decoded_at_once_or_one_after_another_everybody_says_the_same(
+    players: Players, greedy: bool, continues: bool
+) -> None:
+    draws = replace(DRAWS, greedy=greedy)
+    assert together(players) == [AGENTS]
+    joint = [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)]
+    players.policies = Alone(players.policies)  # type: ignore[assignment]
+    assert together(players) == [(name,) for name in AGENTS]
+    assert [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)] == joint
+    texts = {name: {str(turn[4]) for episode in joint for turn in episode if turn[0] == name} for name in AGENTS}
+    assert len(set(map(frozenset, texts.values()))) == 3  # each speaks in its own way
+
+
+def together(players: Players) -> list[tuple[str, ...]]:
+    return HfGenerator(players.policies, ROLLOUT, dict.fromkeys(AGENTS, ROLLOUT)).together(AGENTS)
+
+
+def test_agents_who_are_sampled_unlike_are_decoded_apart(players: Players) -> None:
+    sampling = dict.fromkeys(AGENTS, ROLLOUT) | {"high": replace(ROLLOUT, top_k=3)}
+    assert HfGenerator(players.policies, ROLLOUT, sampling).together(AGENTS) == [("low", "mid"), ("high",)]
+
+
+def test_a_joint_batch_decodes_as_many_rows_at_once_as_it_may(players: Players) -> None:
+    seen: list[int] = []
+    base = players.policies["low"].policy.base  # type: ignore[attr-defined]
+    base.lm.model.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[0]))
+    players.play(ThreeRounds, range(8), decode_batch_size=16)
+    assert max(seen) == 16

@@ -1,0 +1,272 @@
+"""Adapters on one frozen base: only the learner's own move, everything is saved and read again, ranks agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from folders import model_folder
+from safetensors.torch import load_file
+from small import SMALL, a_trainer, new_run, rows, small_config, stopping_reward, train
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ippo_cli.config.errors import ConfigError, Preempted
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.training.evaluate_run import evaluate_run
+from ippo_cli.training.preflight import read_material
+from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.update import update
+from ippo_cli.types import StepContext
+
+LORA = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
+BASE = (*LORA, "team=shared_base")
+SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+
+
+def checkpoint_of(folder: Path) -> Path:
+    found = newest_intact(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+def adapters(folder: Path, agents: tuple[str, ...] = ("low", "high")) -> dict[str, Tensor]:
+    """Every adapter and value head of the newest checkpoint, by agent, role and name."""
+    found: dict[str, Tensor] = {}
+    for agent in agents:
+        for role in ("actor", "critic"):
+            place = checkpoint_of(folder) / agent / role
+            place = place / "adapter" if (place / "adapter").is_dir() else place
+            files = [place / "adapter_model.safetensors", place / "value_head" / "model.safetensors"]
+            for file in files[: 2 if role == "critic" else 1]:
+                found |= {f"{agent}/{role}/{name}": tensor for name, tensor in load_file(file).items()}
+    return found
+
+
+def weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    assert one
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def played(trainer: Trainer) -> tuple[dict, dict, StepContext]:
+    experience, _ = trainer.experience(0, Stopwatch())
+    targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+    return dict(experience.rollouts), dict(targets), StepContext(seed=0, iteration=0, num_iterations=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero0", "zero2"])
+def test_a_learner_moves_its_own_adapter_and_nothing_else(tmp_path: Path, stage: str) -> None:
+    with a_trainer(tmp_path, *BASE, *SHORT, "algorithm.kl.loss.coef=0.1", f"deepspeed={stage}") as trainer:
+        team = trainer.state.team
+        assert [(one.name, one.stage) for one in team.learners] == [
+            ("low", "policy"),
+            ("low", "value"),
+            ("high", "policy"),
+            ("high", "value"),
+        ]
+        base = team["low"].policy.engine.module.base
+        assert base is team["high"].policy.engine.module.base is team["low"].critic.engine.module.adapter.base
+        assert team["low"].reference.lm is base.lm
+        rollouts, targets, context = played(trainer)
+        for learner in team.learners:
+            modules = [one.engine.module for one in team.learners]
+            before, own = weights(base.lm), [weights(module) for module in modules]
+            update(learner, rollouts, targets, context)
+            assert [equal(weights(module), then) for module, then in zip(modules, own, strict=True)] == [
+                one is not learner for one in team.learners
+            ]
+            after = weights(base.lm)
+            changed = {name for name in before if not torch.equal(before[name], after[name])}
+            assert changed
+            name = learner.engine.module.adapter.name
+            assert all(f".{name}." in weight for weight in changed)
+
+
+@pytest.mark.slow
+def test_two_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *BASE, *SHORT) as trainer:
+        team = trainer.state.team
+        for iteration in range(2):
+            experience, _ = trainer.experience(iteration, Stopwatch())
+            targets, _ = trainer.state.algorithm.targets(team, experience)
+            same = {name: experience.rollouts["low"] for name in team}
+            context = StepContext(seed=0, iteration=iteration, num_iterations=2)
+            for learner in team.learners:
+                update(learner, same, {name: targets["low"] for name in team}, context)
+            one, other = (weights(team[name].policy.engine.module) for name in team)
+            assert equal(one, other)
+            assert equal(*(weights(team[name].critic.engine.module) for name in team))
+        assert any(float(tensor.norm()) > 0 for name, tensor in one.items() if name.endswith("B.weight"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("team", ["shared_base", "independent", "shared_policy"])
+def test_the_reference_of_every_agent_is_what_it_began_as(tmp_path: Path, team: str) -> None:
+    folder = train(tmp_path, *LORA, f"team={team}", *SHORT, "algorithm.kl.reward.coef=0.1")
+    first, last = rows(folder)[1:]
+    for agent in ("low", "high"):
+        assert abs(first[f"{agent}/kl/reference"]) < 1e-6
+        assert abs(last[f"{agent}/kl/reference"]) > 1e-5
+    holders = {"shared_policy": ["shared"]}.get(team, ["low", "high"])
+    assert {file.stem for file in (folder / "initial").glob("*.json")} == (
+        {"low", "high"} if team == "independent" else {"shared"}
+    )
+    assert {path.name for path in checkpoint_of(folder).iterdir() if path.is_dir()} == set(holders)
+
+
+@pytest.mark.slow
+def test_some_agents_share_a_base_and_others_do_not(tmp_path: Path) -> None:
+    third = ["++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'"]
+    with a_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
+        base = {name: agent.policy.engine.module.base for name, agent in trainer.state.team.items()}
+        assert base["low"] is base["high"] is not base["mid"]
+        assert trainer.generator.together(trainer.formats) == [("low", "high"), ("mid",)]
+        assert {file.stem for file in (trainer.run.folder / "initial").glob("*.json")} == {"pair", "mid"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["true", "false"])
+@pytest.mark.parametrize("weights_kept", ["adapter", "full"])
+def test_every_kind_of_checkpoint_is_resumed_evaluated_and_started_from(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    weights_kept: str,
+    optimizer: str,
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [*BASE, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
+    keys += [f"checkpoint.weights={weights_kept}", f"checkpoint.optimizer={optimizer}"]
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    monkeypatch.delenv("STOP_AT_CALL")
+    stopped = adapters(folder)
+    assert {file.name for file in checkpoint_of(folder).glob("low/engine_*")} == (
+        {"engine_policy", "engine_value"} if optimizer == "true" else set()
+    )
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    capsys.readouterr()
+    run_training(config, folder, resumed=True)
+    anew = "has no optimizer states: optimizers start anew" in capsys.readouterr().out
+    assert anew is (optimizer == "false")
+    if optimizer == "true":
+        whole = train(tmp_path, *keys)
+        assert rows(folder) == rows(whole)
+        assert equal(adapters(folder), adapters(whole))
+    else:  # resumed without learning, the weights are those that were kept
+        still = [*keys, "actor.learning_rate=0", "critic.learning_rate=0"]
+        run_training(small_config(tmp_path, *still)[0], copy, resumed=True)
+        assert rows(copy)[-1]["iteration"] == 2
+        assert equal(adapters(copy), stopped)
+    actor = checkpoint_of(folder) / "low" / "actor"
+    assert (actor / "config.json").is_file() is (weights_kept == "full")
+    score = evaluate_run(config, folder, "latest", []).read_text()
+    expected = json.loads((folder / "run.json").read_text())["evaluation"]["last"]
+    assert json.loads(score)["greedy/score"] == pytest.approx(expected["greedy/score"], abs=0.15)  # noise in rewards
+    assert json.loads(evaluate_run(config, folder, "initial", []).read_text())["iteration"] == 0
+    if weights_kept == "full":
+        AutoModelForCausalLM.from_pretrained(actor)
+        loaded = ["actor=full", f"actor.model={actor}", "actor.dtype=fp32", "critic=separate"]
+        loaded.append(f"critic.warm_start={actor.parent / 'critic'}")
+        with a_trainer(tmp_path, *SHORT, *loaded) as trainer:
+            low = trainer.state.team["low"]
+            assert low.critic is not None
+            holds(low.policy.engine.module.lm, actor / "model.safetensors")
+            holds(low.critic.engine.module, actor.parent / "critic" / "model.safetensors")
+    base = folder / "initial" / "shared"
+    again = ["actor=lora", f"actor.model={base}", "actor.dtype=fp32", "actor.rank=4", f"actor.adapter={actor}"]
+    again += ["critic=adapter", "critic.rank=4", f"critic.warm_start={actor.parent / 'critic'}", "team=shared_base"]
+    with a_trainer(tmp_path, *SHORT, *again) as trainer:
+        kept = adapters(folder, ("low",))
+        for agent in trainer.state.team.values():  # one adapter for both to start from
+            policy, critic = agent.policy.engine.module, agent.critic.engine.module  # type: ignore[union-attr]
+            own = [*policy.adapter.parameters(), *critic.adapter.parameters(), critic.value_head.out.weight]
+            assert all(any(torch.equal(tensor, stored) for stored in kept.values()) for tensor in own)
+
+
+def holds(module: torch.nn.Module, file: Path) -> None:
+    found, stored = module.state_dict(), load_file(file)
+    assert stored
+    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_whole_models_are_resumed_without_optimizers_from_the_weights_that_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str
+) -> None:
+    keys = [*SHORT, *stopping_reward(tmp_path), "checkpoint.optimizer=false", f"critic={critic}"]
+    keys += ["algorithm.kl.reward.coef=0.1"]
+    config, folder = new_run(tmp_path, *keys)
+    monkeypatch.setenv("STOP_AT_CALL", "3")
+    with pytest.raises(Preempted):
+        run_training(config, folder, resumed=False)
+    monkeypatch.delenv("STOP_AT_CALL")
+    files = [checkpoint_of(folder) / "low" / role / "model.safetensors" for role in ("actor", "critic")]
+    stopped = [load_file(file) for file in files]
+    still = small_config(tmp_path, *keys, "actor.learning_rate=0", "critic.learning_rate=0")[0]
+    run_training(still, folder, resumed=True)
+    files = [checkpoint_of(folder) / "low" / role / "model.safetensors" for role in ("actor", "critic")]
+    assert checkpoint_of(folder).name == "step_00000002"
+    assert all(equal(load_file(file), then) for file, then in zip(files, stopped, strict=True))
+    assert abs(rows(folder)[-1]["low/kl/reference"]) > 1e-5  # the reference is the initial model, not what was resumed
+
+
+@pytest.mark.slow
+def test_two_ranks_train_adapters_on_a_base_as_one_rank_does(tmp_path: Path) -> None:
+    keys = [*BASE, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1"]
+    one = rows(train(tmp_path / "one", *keys))
+    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero2"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    (folder,) = (tmp_path / "two" / "default").iterdir()
+    for first, second in zip(one, rows(folder), strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            if not key.endswith("first_step_deviation"):
+                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_and_a_value_head_change_nothing_else(tmp_path: Path) -> None:
+    keys = ["actor=tiny_lora", "actor.rank=4", "critic=value_head", "team=shared_base", *SHORT]
+    plain, saving = (rows(train(tmp_path, *keys, f"actor.gradient_checkpointing={on}")) for on in ("false", "true"))
+    for one, other in zip(plain, saving, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def test_folders_and_settings_that_do_not_fit_a_base_are_refused_before_weights_are_loaded(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", "abcdefghij<>")
+    keys = ["actor=lora", f"actor.model={model}", "actor.dtype=fp32", "critic=adapter"]
+    for wrong, said in {
+        "actor.rank=64": r"actor.rank=64 is more than model.layers.0.\S+ of model is wide .*; use at most 16",
+        "critic.rank=64": "critic.rank=64 is more than",
+        "actor.target_modules=[query]": "actor.target_modules names query, and model has no such module; .* q_proj",
+    }.items():
+        config, _ = small_config(tmp_path, *keys, "actor.rank=2", "critic.rank=2", wrong)
+        with pytest.raises(ConfigError, match=said):
+            read_material(config, load_task(config.task, config.seed))
