@@ -176,7 +176,7 @@ def test_cross_play_is_asked_for_and_takes_lists(ippo_eval: Call, run: Path) -> 
     ("overrides", "words"),
     [
         (("task=relay",), "has the agents first second, and {first} has low high"),
-        (("task.length=4",), "has task.length=4, and {first} has 5"),
+        (("task.length=4",), "has task.length=4, and {first} has 6"),
         (("task.agents.low.template=x",), "has task.agents.low.template=x, and {first} has {{letters}}<"),
         (("rollout.temperature=0.5",), "has rollout.temperature=0.5, and {first} has 1.0"),
         (("task.agents.high.rollout.top_k=3",), "has task.agents.high.rollout.top_k=3, and {first} has 0"),

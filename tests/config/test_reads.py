@@ -19,6 +19,7 @@ CHECKS = ("checks.py", "applicability.py", "arithmetic.py")
 READ_BY_CHECKS = {
     "KlConfig.allow_both",
     "AlgorithmConfig.allow_off_policy_steps",
+    "AlgorithmConfig.needs_centralized_critic",
     "RunConfig.resume",
     "RunConfig.num_epochs",
     "OwnCriticConfig.mini_batch_size",

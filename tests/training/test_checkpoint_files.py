@@ -19,7 +19,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
 from ippo_cli.config.load import load_config
-from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.training import checkpoint_files
 from ippo_cli.training.checkpoint import MAX_FAILURES_IN_A_ROW, Checkpoints, Progress, State, noting
 from ippo_cli.training.checkpoint_files import await_files, commit, damaged, listing, newest_intact, pointed
@@ -212,7 +212,9 @@ def state(iteration: int) -> State:
 
 
 def checkpoints(folder: Path, *, every: int = 1, keep: int = 2, best: bool = True) -> Checkpoints:
-    return Checkpoints(folder, CheckpointConfig(every=every, keep=keep, best=best))
+    return Checkpoints(
+        folder, CheckpointConfig(every=every, keep=keep, best=best, weights=CheckpointWeights.adapter, optimizer=True)
+    )
 
 
 def names(folder: Path) -> list[str]:
@@ -265,7 +267,7 @@ def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) 
     made = checkpoints(tmp_path)
     assert names(tmp_path) == []
     with pytest.raises(ResumeError, match="no intact checkpoint") as raised:
-        made.load(state(0))
+        made.load(state(0), made.newest())
     assert raised.value.exit_code == 14
 
 
@@ -278,7 +280,9 @@ def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path:
     checkpoints(tmp_path).save(saved)
     expected = (random.random(), numpy.random.rand(), torch.rand(3))
     fresh = state(0)
-    assert checkpoints(tmp_path).load(fresh) == tmp_path / "checkpoints" / step_name(3)
+    again = checkpoints(tmp_path)
+    assert again.newest() == tmp_path / "checkpoints" / step_name(3)
+    again.load(fresh, again.newest())
     assert fresh.progress == saved.progress
     assert fresh.algorithm.kl_coef == saved.algorithm.kl_coef
     assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
@@ -293,7 +297,7 @@ def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
     (made.folder / step_name(2) / "state.json").write_text("{}")
     fresh = state(0)
     again = checkpoints(tmp_path)
-    again.load(fresh)
+    again.load(fresh, again.newest())
     assert fresh.progress.iteration == 1
     again.save(state(2))
     assert newest_intact(made.folder) == made.folder / step_name(2)
@@ -315,7 +319,7 @@ def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
     (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
     commit_all(temporary, folder)
     with pytest.raises(ResumeError, match=said):
-        made.load(state(0))
+        made.load(state(0), made.newest())
 
 
 def test_random_streams_go_on_where_they_were_written_down() -> None:

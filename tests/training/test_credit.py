@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,15 @@ class Apart:
     def forget(self) -> None:
         self.trainer.generator.forget()
 
-    def generate(self, agent: str, requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
+    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        return [(agent,) for agent in agents]
+
+    def generate(self, agents: Sequence[str], requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
         assert self.trainer.initial is not None
-        if agent != self.agent:
-            return self.trainer.generator.generate(agent, requests, draws)
+        if agents != (self.agent,):
+            return self.trainer.generator.generate(agents, requests, draws)
         own = replace(draws, purpose=f"{draws.purpose}/initial")
-        return self.trainer.initial.generate(agent, requests, own)
+        return self.trainer.initial.generate(agents, requests, own)
 
 
 def moved(trainer: Trainer) -> None:
@@ -82,9 +85,9 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
         moved(trainer)
         asked: list[tuple[str, int]] = []
         write = trainer.generator.generate
-        trainer.generator.generate = lambda agent, requests, *rest, **more: (  # type: ignore[method-assign]
-            asked.append((agent, len(requests))),
-            write(agent, requests, *rest, **more),
+        trainer.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
+            asked.append((*agents, len(requests))),
+            write(agents, requests, *rest, **more),
         )[1]
         experience, _ = trainer.experience(0, Stopwatch())
         told = list(asked)

@@ -26,7 +26,7 @@ def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
         valid=None,
     )
     numbers = torch.tensor(given.team)
-    found = _metrics(given, {"solo": numbers}, numbers.isnan(), four_episodes(), 4)
+    found, _ = _metrics(given, {"solo": numbers}, numbers.isnan(), four_episodes(), 4)
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3
@@ -38,6 +38,6 @@ def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> No
     played = [episode(("low", 0, "a"), terminated=False, truncation="environment") for _ in range(3)]
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
-    found = _metrics(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played, 4)
+    found, _ = _metrics(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played, 4)
     assert (found["low/truncated_share"], found["high/truncated_share"]) == (0.75, 0.0)
     assert math.isnan(found["mute/truncated_share"])

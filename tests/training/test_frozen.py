@@ -80,7 +80,7 @@ def test_memory_counts_it_without_gradients_and_optimizer(tmp_path: Path) -> Non
         material = read_material(config, load_task(config.task, config.seed))
         sizes[frozen] = run_memory(config, material.shapes, 1, 16)
     assert [model.name for model in sizes["true"].trained] == ["low actor", "low critic"]
-    (actor,) = sizes["true"].references
+    (actor,) = sizes["true"].frozen
     assert (actor.name, actor.weights) == ("high actor", 4 * actor.shape.parameters)
-    assert sizes["false"].references == ()
+    assert sizes["false"].frozen == ()
     assert sizes["true"].standing < sizes["false"].standing

@@ -219,7 +219,10 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
         ("update", "deepspeed", "micro_batch_tokens", 64),
     ):
         assert f"{group}.{key}" in LOWERED_BY[phase]
-        _, after = needs(replace(config, **{group: replace(getattr(config, group), **{key: lower})}))
+        lowered, _ = small_config(
+            tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", f"{group}.{key}={lower}"
+        )
+        _, after = needs(lowered)
         assert after.phases[phase] < before.phases[phase], key
     recomputing, _ = small_config(
         tmp_path,
@@ -284,7 +287,7 @@ def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_to
     for keys in (["reward.credit_assignment=difference"], ["reward.measure_credit_every=5"]):
         config, _ = small_config(tmp_path, *keys)
         _, memory = needs(config)
-        assert [frozen.name for frozen in memory.references] == ["low reference", "high reference"]
+        assert [frozen.name for frozen in memory.frozen] == ["low reference", "high reference"]
         show_plan(config)
         said = " ".join(capsys.readouterr().out.split())
         assert ("credit difference: 2 x 16 more episodes are scored" in said) == ("difference" in keys[0])
@@ -292,7 +295,7 @@ def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_to
         assert ("every 5 iterations" in said) == ("5" in keys[0])
     config, _ = small_config(tmp_path, "reward.credit_assignment=counterfactual", "rollout.num_generations=4")
     _, memory = needs(config)
-    assert memory.references == ()
+    assert memory.frozen == ()
     show_plan(config)
     said = " ".join(capsys.readouterr().out.split())
     assert "2 x 16 more episodes are scored, each for 3 other answers" in said

@@ -68,6 +68,7 @@ OF_BOTH = (
     "rollout.context_limit",
     "rollout.history",
     "reward.team_weight",
+    "reward.turn_weight",
     "reward.agent_weight",
     "reward.failure_budget",
     "reward.whole_batch",
@@ -111,7 +112,8 @@ def refuse_unlike(first: str, config: Config, run: str, other: Config) -> None:
             "cross-play is between runs with the same agents",
         )
     here, there = dict(_asked(config)), dict(_asked(other))
-    for key in here.keys() | there.keys():
+    # Agents last: what a group gives to all of them is told by the group's name.
+    for key in sorted(dict.fromkeys((*here, *there)), key=lambda key: key.startswith("task.agents.")):
         if here.get(key) != there.get(key):
             raise ConfigError(
                 f"run={run}",

@@ -35,9 +35,7 @@ class TrainedCriticConfig(CriticConfig):
     """A value function that is learnt."""
 
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: (
-        NonNegativeFloat  # separate, adapter: of the critic's optimizer; value_head: of the head's parameter group
-    )
+    learning_rate: NonNegativeFloat  # of the critic's own optimizer; value_head: of the head's parameter group
 
 
 @dataclass
