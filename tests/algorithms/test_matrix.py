@@ -103,6 +103,8 @@ def cases(root: Path) -> dict[str, Config]:
     for config in found.values():
         if config.algorithm.mini_batch_size is not None:
             config.algorithm.mini_batch_size = 6
+            for agent in config.task.agents.values():
+                agent.algorithm.mini_batch_size = 6
         if config.rollout.num_generations > 1:
             config.rollout.num_generations = 4  # the second of three groups lies on both of two ranks
         check(config, 2)

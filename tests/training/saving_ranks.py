@@ -15,7 +15,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
-from ippo_cli.config.schema import CheckpointConfig
+from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
@@ -41,11 +41,14 @@ def state(iteration: int) -> State:
     )
 
 
+SETTINGS = CheckpointConfig(every=1, keep=2, best=True, weights=CheckpointWeights.adapter, optimizer=True)
+
+
 def checkpoints(folder: Path) -> Checkpoints:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
     distributed.barrier()
-    return Checkpoints(folder, CheckpointConfig(every=1, keep=2, best=True))
+    return Checkpoints(folder, SETTINGS)
 
 
 def raised(work: Any) -> str:
@@ -76,7 +79,7 @@ def in_the_way(root: Path) -> dict[str, Any]:
         root.mkdir()
         (root / "checkpoints").write_text("")
     distributed.barrier()
-    return {"raised": raised(lambda: Checkpoints(root, CheckpointConfig(every=1, keep=2, best=True)))}
+    return {"raised": raised(lambda: Checkpoints(root, SETTINGS))}
 
 
 def on_main() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -139,3 +140,8 @@ def stopping_reward(root: Path) -> list[str]:
     """Overrides that use `STOPPING_REWARD`, written below `root`: the run leaves at call number `$STOP_AT_CALL`."""
     (root / "reward.py").write_text(STOPPING_REWARD)
     return ["reward=function", f"reward.function={root / 'reward.py'}:reward"]
+
+
+def approximately(value: float | None) -> Any:
+    """What a metric is with another number of ranks: the same but for rounding, and null where it is null."""
+    return None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+from small import SMALL, a_trainer, approximately, final_weights, new_run, rows, small_config, stopping_reward, train
 from transformers import AutoTokenizer
 
 from ippo_cli.config.errors import ConfigError, Preempted
@@ -187,7 +187,7 @@ def test_two_ranks_train_a_team_as_one_rank_does(tmp_path: Path) -> None:
         assert first.keys() == second.keys()
         for key, value in first.items():
             if not key.endswith("first_step_deviation"):
-                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+                assert second[key] == approximately(value), key
 
 
 @pytest.mark.slow

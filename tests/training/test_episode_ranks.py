@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import SMALL, rows, train
+from small import SMALL, approximately, rows, train
 
 from ippo_cli.cli.arguments import arguments
 
@@ -96,4 +96,4 @@ def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> N
     assert any(a != b for a, b in zip(first, second, strict=True)), "ranks must be through at other times"
     assert one[1]["low/score/failed_share"] > 0, "an episode must fail"
     for key, value in one[1].items():
-        assert found[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+        assert found[1][key] == approximately(value), key
