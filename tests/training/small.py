@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ippo_cli.config.checks import check
+from ippo_cli.config.errors import Preempted
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
@@ -142,6 +146,45 @@ def stopping_reward(root: Path) -> list[str]:
     return ["reward=function", f"reward.function={root / 'reward.py'}:reward"]
 
 
-def approximately(value: float | None) -> Any:
-    """What a metric is with another number of ranks: the same but for rounding, and null where it is null."""
-    return None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5)
+def train_on_two_ranks(root: Path, *overrides: str) -> Path:
+    """The folder of such a run by two processes, which the command starts."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}", "launch.processes=2"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    (metrics,) = root.glob("default/*/metrics.jsonl")
+    return metrics.parent
+
+
+def assert_alike(
+    one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]], *, rel: float = 1e-3, abs: float = 1e-5
+) -> None:
+    """Rows of runs with other numbers of ranks have the same metrics: equal but for rounding, and null where null.
+
+    The first step's deviation is nothing but rounding.
+    """
+    assert len(one) == len(two)
+    for first, second in zip(one, two, strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            if not key.endswith("first_step_deviation"):
+                assert second[key] == (value if value is None else pytest.approx(value, rel=rel, abs=abs)), key
+
+
+def stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, at_call: int = 3) -> Path:
+    """The folder of a run with `stopping_reward` that left at that call, in its second iteration, and went on.
+
+    The third call is the first iteration's, after two of the evaluation.
+    """
+    config, folder = new_run(root, *overrides)
+    with monkeypatch.context() as stopping:
+        stopping.setenv("STOP_AT_CALL", str(at_call))
+        with pytest.raises(Preempted):
+            run_training(config, folder, resumed=False)
+    assert rows(folder)[-1]["iteration"] == 1
+    run_training(config, folder, resumed=True)
+    return folder

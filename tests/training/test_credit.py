@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import SMALL, a_trainer, final_weights, new_run, rows, stopping_reward, train
+from small import a_trainer, final_weights, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
 
-from ippo_cli.config.errors import Preempted
 from ippo_cli.rewards.score import mixed_scores
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws
-from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Stopwatch, Trainer
 from ippo_cli.types import Batch, Episode
 
@@ -150,13 +145,7 @@ def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*SHORT, *stopping_reward(tmp_path), DIFFERENCE, "actor.learning_rate=0.01"]
     whole = train(tmp_path, *keys)
-    config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "7")  # after two of the evaluation and three of the first iteration
-    with pytest.raises(Preempted):
-        run_training(config, folder, resumed=False)
-    assert rows(folder)[-1]["iteration"] == 1
-    monkeypatch.delenv("STOP_AT_CALL")
-    run_training(config, folder, resumed=True)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=7)
     assert rows(folder) == rows(whole)
     assert rows(whole)[-1]["low/credit/difference/std"] > 0
 
@@ -166,24 +155,8 @@ def test_two_ranks_under_zero_3_play_anew_what_one_rank_does(tmp_path: Path) -> 
     layered = ["deepspeed=zero3", "rollout.zero3_gather=layer", "rollout.buffer_size=6"]
     own = [*SHORT, "num_iterations=1", *layered, *SEQUENTIAL, DIFFERENCE]
     alone = rows(train(tmp_path, *own))[-1]
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ippo_cli.cli.train",
-            *SMALL,
-            *own,
-            "launch.processes=2",
-            f"output_dir={tmp_path / 'two'}",
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
-    both = rows(metrics.parent)[-1]
+    folder = train_on_two_ranks(tmp_path / "two", *own)
+    both = rows(folder)[-1]
     told = [key for key in alone if "/credit/" in key or "/score/" in key]
     assert any("/credit/" in key for key in told)
     assert {key: both[key] for key in told} == pytest.approx({key: alone[key] for key in told}, abs=1e-5)

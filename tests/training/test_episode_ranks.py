@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from small import SMALL, approximately, rows, train
+from small import assert_alike, rows, train, train_on_two_ranks
 
 from ippo_cli.cli.arguments import arguments
 
@@ -79,21 +76,10 @@ def longest(log: Path) -> list[list[int]]:
 
 def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> None:
     one = rows(train(tmp_path / "one", *arguments(overrides(tmp_path, "one.log"))))
-    two = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer"]
-    command = [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, f"output_dir={tmp_path / 'two'}"]
-    ran = subprocess.run(
-        [*command, *overrides(tmp_path, "two.log"), *two],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
+    folder = train_on_two_ranks(
+        tmp_path / "two", *overrides(tmp_path, "two.log"), "deepspeed=zero3", "rollout.zero3_gather=layer"
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
-    found = rows(metrics.parent)
     first, second = longest(tmp_path / "two.log")
     assert any(a != b for a, b in zip(first, second, strict=True)), "ranks must be through at other times"
     assert one[1]["low/score/failed_share"] > 0, "an episode must fail"
-    for key, value in one[1].items():
-        assert found[1][key] == approximately(value), key
+    assert_alike(one[1:2], rows(folder)[1:2])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, a_trainer, final_weights, rows, small_config, train
+from small import a_trainer, assert_alike, final_weights, rows, small_config, train, train_on_two_ranks
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
@@ -175,25 +172,10 @@ def test_policies_that_never_act_at_once_are_told_that_every_factor_is_one(tmp_p
 def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
     keys = [*SHORT, *HAPPO, *LARGE_STEPS, "rollout.zero3_gather=all"]
     one = rows(train(tmp_path / "one", *keys))
-    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero3"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
-    (folder,) = (tmp_path / "two" / "default").iterdir()
-    found = rows(folder)
+    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
     first = one[1]
     assert max(first["low/policy/correction_max"], first["high/policy/correction_max"]) > 1.0
-    for before, after in zip(one, found, strict=True):
-        assert before.keys() == after.keys()
-    for key, value in first.items():
-        if not key.endswith("first_step_deviation"):
-            assert found[1][key] == pytest.approx(value, rel=2e-3, abs=1e-4, nan_ok=True), key
+    assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 
 def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, a_trainer, approximately, rows, train
+from small import a_trainer, assert_alike, rows, train, train_on_two_ranks
 
 from ippo_cli.cli.arguments import arguments
 
@@ -69,27 +66,11 @@ def overrides(root: Path, speaks: str = SPEAKS) -> list[str]:
 def test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does(tmp_path: Path) -> None:
     keys = overrides(tmp_path)
     one = rows(train(tmp_path / "one", *keys))
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys),
-            *(f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero2"),
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
-    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
+    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
     trained = [row for row in one if row["iteration"] > 0]
     for row in trained:
         assert 0 < row["seldom/policy/steps"] < 16, "in some steps nobody speaks, and these are none"
-    for first, second in zip(one, rows(metrics.parent), strict=True):
-        assert first.keys() == second.keys()
-        for key, value in first.items():
-            if not key.endswith("first_step_deviation"):
-                assert second[key] == approximately(value), key
+    assert_alike(one, rows(folder))
 
 
 def test_an_agent_that_never_speaks_learns_nothing_and_disturbs_nobody(tmp_path: Path) -> None:

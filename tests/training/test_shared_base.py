@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 import torch
 from folders import model_folder
 from safetensors.torch import load_file
-from small import SMALL, a_trainer, new_run, rows, small_config, stopping_reward, train
+from small import a_trainer, assert_alike, new_run, rows, small_config, stopping_reward, train, train_on_two_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -233,22 +230,8 @@ def test_whole_models_are_resumed_without_optimizers_from_the_weights_that_were_
 def test_two_ranks_train_adapters_on_a_base_as_one_rank_does(tmp_path: Path) -> None:
     keys = [*BASE, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1"]
     one = rows(train(tmp_path / "one", *keys))
-    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
-    (folder,) = (tmp_path / "two" / "default").iterdir()
-    for first, second in zip(one, rows(folder), strict=True):
-        assert first.keys() == second.keys()
-        for key, value in first.items():
-            if not key.endswith("first_step_deviation"):
-                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
+    assert_alike(one, rows(folder))
 
 
 @pytest.mark.slow

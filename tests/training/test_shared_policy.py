@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import SMALL, a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+from small import (
+    a_trainer,
+    assert_alike,
+    final_weights,
+    rows,
+    small_config,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 
-from ippo_cli.config.errors import Preempted
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.evaluate_run import evaluate_run
-from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Stopwatch
 from ippo_cli.types import Minibatch, StepContext
 
@@ -113,13 +118,7 @@ def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [SHARED, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
     whole = train(tmp_path, *keys)
-    config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation
-    with pytest.raises(Preempted):
-        run_training(config, folder, resumed=False)
-    assert rows(folder)[-1]["iteration"] == 1
-    monkeypatch.delenv("STOP_AT_CALL")
-    run_training(config, folder, resumed=True)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
     assert rows(folder) == rows(whole)
     expected, found = final_weights(whole, ["shared"]), final_weights(folder, ["shared"])
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -129,22 +128,8 @@ def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
 def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
     keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]
     one = rows(train(tmp_path / "one", *keys))
-    two = [f"output_dir={tmp_path / 'two'}", "launch.processes=2", "deepspeed=zero3"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *keys, *two],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
-    (folder,) = (tmp_path / "two" / "default").iterdir()
-    for first, second in zip(one, rows(folder), strict=True):
-        assert first.keys() == second.keys()
-        for key, value in first.items():
-            if not key.endswith("first_step_deviation"):
-                assert second[key] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), key
+    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
+    assert_alike(one, rows(folder))
 
 
 @pytest.mark.slow

@@ -8,10 +8,8 @@ import pytest
 import torch
 from families import family, mixed
 from safetensors.torch import load_file
-from small import a_trainer, final_weights, new_run, rows, stopping_reward, train
+from small import a_trainer, final_weights, rows, stopped_and_resumed, stopping_reward, train
 
-from ippo_cli.config.errors import Preempted
-from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -108,13 +106,7 @@ def test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped
     keys = mixed(tmp_path, *UNLIKE, *reward, "algorithm.kl.reward.coef=0.1", protocol="dialogue")
     source.write_text(stopping)
     whole = train(tmp_path, *keys)
-    config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")
-    with pytest.raises(Preempted):
-        run_training(config, folder, resumed=False)
-    assert rows(folder)[-1]["iteration"] == 1
-    monkeypatch.delenv("STOP_AT_CALL")
-    run_training(config, folder, resumed=True)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
     assert rows(folder) == rows(whole)
     expected, found = final_weights(whole, AGENTS), final_weights(folder, AGENTS)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
