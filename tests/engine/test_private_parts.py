@@ -16,6 +16,7 @@ from ippo_cli.engine.zero_config import zero_config
 ENGINE = ("deepspeed.runtime.engine", "DeepSpeedEngine")
 STAGE_1_2 = ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer")
 STAGE_3 = ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3")
+SPLITTING = ("deepspeed.runtime.zero.partition_parameters", "Init")
 OFFLOAD = ("deepspeed.runtime.zero.parameter_offload", "DeepSpeedZeRoOffload")
 USED = [
     (*ENGINE, "self.module_forward_pre_hook = "),  # taken off in `inference` and `destroy`
@@ -35,6 +36,10 @@ USED = [
     (*STAGE_3, "self.clip_grad = "),
     (*STAGE_3, "self.parameter_offload = "),
     (*STAGE_3, "def empty_partition_cache("),
+    (*SPLITTING, "def _convert_to_deepspeed_param(self, param)"),  # called for one parameter after another
+    (*SPLITTING, "param.partition = "),
+    (*SPLITTING, "param.ds_tensor = "),  # written to
+    (*OFFLOAD, "def empty_partition_cache("),  # where there is no optimizer
     (*OFFLOAD, "self.fwd_pre_hook = "),
     (*OFFLOAD, "self.forward_hooks.append("),
     (*OFFLOAD, "self.backward_hooks.append("),

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
+from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy, PolicyOutput, RowsApart
 from ippo_cli.rollout.critic_view import central_view
 from ippo_cli.types import CriticView, Episode, Rollout
@@ -46,6 +47,7 @@ class FrozenAgent:
     name: str
     tokenizer: PreTrainedTokenizerBase
     policy: Policy
+    engine: Engine[Policy] | None = None  # where the policy's weights are spread over the ranks: who does that
 
     @property
     def model_config(self) -> PretrainedConfig:
@@ -57,7 +59,8 @@ class FrozenAgent:
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
-        with torch.no_grad(), self.policy.reading():
+        whole = torch.no_grad() if self.engine is None else self.engine.inference(gather=gather)
+        with whole, self.policy.reading():
             yield self.policy
 
 
@@ -72,6 +75,7 @@ class Agent:
     reference: Policy | None  # the initial weights, frozen; None when nothing is compared with them
     temperature: float
     chunk_tokens: int
+    reference_engine: Engine[Policy] | None = None  # where the reference is spread over the ranks: who does that
 
     @property
     def model_config(self) -> PretrainedConfig:
@@ -110,7 +114,9 @@ class Agent:
     def initial(self) -> FrozenAgent:
         """Itself as it was before training, for whoever asks it for responses."""
         assert self.reference is not None
-        return FrozenAgent(name=self.name, tokenizer=self.tokenizer, policy=self.reference)
+        return FrozenAgent(
+            name=self.name, tokenizer=self.tokenizer, policy=self.reference, engine=self.reference_engine
+        )
 
     @torch.no_grad()
     def values(self, rollout: Rollout, view: CriticView | None = None) -> tuple[Tensor, Tensor]:

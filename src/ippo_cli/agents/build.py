@@ -62,7 +62,8 @@ class _Frozen:
     """Weights that nothing trains, and that several agents may share."""
 
     device: torch.device
-    references: dict[str, Policy] = field(default_factory=dict)  # by weights
+    # By weights; with the engine that spreads them, at stage 3.
+    references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
     bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
 
 
@@ -126,7 +127,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> F
     """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
     actor = config.task.agents[name].actor
     tokenizer = load_tokenizer(weights, actor.revision)
-    policy = _reference(config, name, actor, weights, frozen)
+    policy, engine = _reference(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
         from ippo_cli.models.lora import AdapterPolicy
 
@@ -135,7 +136,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> F
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
-    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine)
 
 
 def _build_agent(
@@ -148,7 +149,9 @@ def _build_agent(
     refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
     # Before an engine spreads it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
-    reference = _reference(config, holder, agent.actor, weights, frozen) if needs_reference(config) else None
+    reference, reference_engine = None, None
+    if needs_reference(config):
+        reference, reference_engine = _reference(config, holder, agent.actor, weights, frozen)
     if reference is not None and not reference.packs:
         policy.packs = False  # the reference is given the rows that the policy reads
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
@@ -163,6 +166,7 @@ def _build_agent(
         policy=actor,
         critic=critic,
         reference=reference,
+        reference_engine=reference_engine,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
@@ -185,8 +189,9 @@ def _policy(
             adapter.load(Path(actor.adapter), "actor.adapter")
         return policy
     source, revision = (weights, actor.revision) if saved is None else (str(saved / "actor"), None)
-    lm = load_causal_lm(source, revision, actor.dtype)
-    policy = Policy(lm, _value_head(agent, lm), in_step=config.deepspeed.stage == 3)
+    spreads = config.deepspeed.stage == 3
+    lm = load_causal_lm(source, revision, actor.dtype, as_stored=spreads)
+    policy = Policy(lm, _value_head(agent, lm), in_step=spreads)
     if saved is not None and policy.value_head is not None:
         policy.value_head.load_state_dict(value_head_from(saved / "critic").state_dict())
     _checkpoint_gradients(lm, actor.gradient_checkpointing)
@@ -203,7 +208,7 @@ def _value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
 
 def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel) -> ValueHead:
     head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
-    nn.Module.to(head, dtype=lm.dtype)
+    nn.Module.to(head, dtype=lm.config.dtype)
     return head
 
 
@@ -279,7 +284,7 @@ def _critic(
     assert isinstance(critic, SeparateCriticConfig)
     if saved is not None:
         critic = replace(critic, warm_start=str(saved / "critic"))
-    model = load_critic(critic, weights, actor.revision)
+    model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return model
@@ -310,16 +315,23 @@ def _response_budget(config: Config, names: tuple[str, ...]) -> int:
     return max(response_budgets(config)[name] for name in names)
 
 
-def load_critic(critic: SeparateCriticConfig, weights: str, revision: str | None) -> ValueModel:
-    """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's."""
+def load_critic(
+    critic: SeparateCriticConfig, weights: str, revision: str | None, *, as_stored: bool = False
+) -> ValueModel:
+    """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's.
+
+    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`.
+    """
     source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
     try:
         if critic.warm_start is not None:
-            model: ValueModel = load_pretrained(ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype])
+            model: ValueModel = load_pretrained(
+                ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype], as_stored=as_stored
+            )
             if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
                 raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
             return model
-        backbone = load_pretrained(AutoModel, source, revision=of, dtype=DTYPES[critic.dtype])
+        backbone = load_pretrained(AutoModel, source, revision=of, dtype=DTYPES[critic.dtype], as_stored=as_stored)
     except Exception as error:
         if critic.warm_start is not None:
             source, given = critic.warm_start, f"critic.warm_start={critic.warm_start}"
@@ -358,20 +370,28 @@ def _engine(
     return Engine(module, groups, zero=settings, device=device)
 
 
-def _reference(config: Config, holder: str, actor: ActorConfig, weights: str, frozen: _Frozen) -> Policy:
+def _reference(
+    config: Config, holder: str, actor: ActorConfig, weights: str, frozen: _Frozen
+) -> tuple[Policy, Engine[Policy] | None]:
     """The frozen initial policy. Agents that start from the same weights share it: nothing ever writes to it.
 
-    That of an adapter is its base, read without any.
+    That of an adapter is its base, read without any. At stage 3 its weights are spread as those that are trained, by
+    an engine of its own, where there are ranks to spread them over.
     """
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.lora import AdapterPolicy
 
-        return AdapterPolicy(_base(config, holder, actor, weights, frozen), None).eval()
+        return AdapterPolicy(_base(config, holder, actor, weights, frozen), None).eval(), None
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"
     if key not in frozen.references:
-        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype)).to(frozen.device)
+        spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
+        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype, as_stored=spreads), in_step=spreads)
         policy.packs = enable_packing(backbone_of(policy.lm))
-        frozen.references[key] = policy.requires_grad_(False).eval()
+        policy.requires_grad_(False).eval()
+        if spreads:
+            frozen.references[key] = policy, _engine(policy, [], config.deepspeed, actor.dtype, actor, frozen.device)
+        else:
+            frozen.references[key] = policy.to(frozen.device), None
     return frozen.references[key]
 
 

@@ -38,6 +38,14 @@ class Team(Mapping[str, Agent]):
         """Everyone who may be asked for responses, in the task's order."""
         return {name: self.frozen.get(name) or self.agents[name] for name in self.names}
 
+    def free(self) -> None:
+        """Give the engines' memory and hooks back: those of learners, and of frozen policies that are spread."""
+        spread = [agent.reference_engine for agent in self.agents.values()]
+        spread += [agent.engine for agent in self.frozen.values()]
+        frozen = {id(engine): engine for engine in spread if engine is not None}
+        for engine in [*(learner.engine for learner in self.learners), *frozen.values()]:
+            engine.destroy()
+
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
         """What a learner's rows are written in: its agents have one vocabulary."""
         return self.agents[learner.trains[0]].tokenizer if learner.layout is None else learner.layout.tokenizer

@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
 
 T = TypeVar("T")
+SCATTERED_AT_ONCE = 1 << 22  # elements, of all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +291,31 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def scatter(values: Tensor, into: Tensor, device: torch.device) -> None:
+    """Writes into each rank's `into [count]` its part of what rank 0 has in `values [n]`, wherever these two lie.
+
+    Rank 0's part comes first; what stands beyond the end is 0. Other ranks' values are not looked at. The device is
+    where messages are; little is sent, and cast, at a time. Collective.
+    """
+    count = len(into)
+    for start in range(0, count, max(SCATTERED_AT_ONCE // world_size(), 1)):
+        piece = into[start : start + max(SCATTERED_AT_ONCE // world_size(), 1)]
+        sent = torch.empty_like(piece, device=device) if piece.device != device else piece
+        parts = None
+        if is_main():
+            firsts = [start + number * count for number in range(world_size())]
+            parts = [_bytes(_filled(values[first : first + len(piece)], sent)) for first in firsts]
+        dist.scatter(_bytes(sent), parts, src=0)
+        if sent is not piece:
+            piece.copy_(sent)
+
+
+def _filled(values: Tensor, like: Tensor) -> Tensor:
+    """The values with the type, the device and the length of another tensor, 0 where they end before it."""
+    values = values.to(like)
+    return values if len(values) == len(like) else torch.cat([values, values.new_zeros(len(like) - len(values))])
 
 
 def _bytes(tensor: Tensor) -> Tensor:

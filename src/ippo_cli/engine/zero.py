@@ -45,6 +45,10 @@ class Engine(Generic[M]):
     Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters of the module that
     no group names are neither trained nor saved. Several engines live side by side; every rank builds and calls them
     in the same order, with the same number of forwards and backwards. `distributed.init` comes first.
+
+    At stage 3 weights are cast, moved to the device and split one parameter at a time: a rank that is given weights
+    which lie in a file, mapped into memory, never has all of them in memory of its own. Without groups a module at
+    stage 3 is only read, and needs no optimizer.
     """
 
     module: M
@@ -74,14 +78,21 @@ class Engine(Generic[M]):
         self._loadable = True
         if self._stage == 0:
             config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it knows the norm
-        self._optimizer = _client_optimizer(
-            optimizer, groups, max_grad_norm=self._max_grad_norm if self._stage == 0 else None, device=device
-        )
+        if not groups and self._stage < 3:
+            raise ValueError(f"an engine without parameters to train spreads weights, as stage {self._stage} does not")
+        self._optimizer = None
+        if groups:
+            self._optimizer = _client_optimizer(
+                optimizer, groups, max_grad_norm=self._max_grad_norm if self._stage == 0 else None, device=device
+            )
+        if self._stage == 3:
+            _split(module, config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer reports memory in bare prints
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
         self._ds.module_state_dict = self._own_state
         self._ds._copy_recovery_script = lambda folder: None
-        self._ds.checkpoint_engine.load = _read
+        if groups:  # nothing of others is saved
+            self._ds.checkpoint_engine.load = _read
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, through the engine: what comes out may go into `backward`."""
@@ -120,6 +131,7 @@ class Engine(Generic[M]):
     def set_learning_rate(self, factor: float) -> None:
         """Sets every group's learning rate to its base times `factor`: schedules are the caller's."""
         self._factor = factor
+        assert self._optimizer is not None
         for group, base in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group["lr"] = base["lr"] * factor
 
@@ -129,9 +141,8 @@ class Engine(Generic[M]):
 
         At stage 3, `all` holds every weight whole on every rank and takes DeepSpeed's hooks off, since these would
         give the weights up again after the first forward. `layer` keeps the hooks: weights come and go layer by layer,
-        which leaves room on the device for more rows, and every rank must do the same number of forwards. (Each rank
-        builds its module whole before the engine splits it, so a model must fit a rank once all the same.)
-        Entering and leaving is collective.
+        which leaves room on the device for more rows, or for a model that is larger than the device, and every rank
+        must do the same number of forwards. Entering and leaving is collective.
         """
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
@@ -169,7 +180,8 @@ class Engine(Generic[M]):
         root = [self._ds.module_forward_pre_hook, self._ds.module_forward_post_hook]
         if self._stage < 3:
             return root
-        offload = self._ds.optimizer.parameter_offload
+        # Without an optimizer, what splits the weights stands in its place.
+        offload = getattr(self._ds.optimizer, "parameter_offload", self._ds.optimizer)
         return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
 
     def full_state_dict(self) -> dict[str, Tensor] | None:
@@ -220,6 +232,7 @@ class Engine(Generic[M]):
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
+        assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
         self.set_learning_rate(self._factor)
@@ -332,6 +345,27 @@ class _GuardedAdamW(_Guard, torch.optim.AdamW):
 
 class _GuardedSGD(_Guard, torch.optim.SGD):
     pass
+
+
+def _split(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
+    """Makes the module's weights those of stage 3, as rank 0 has them, one parameter after another.
+
+    DeepSpeed would cast and move the module first, whole, and then write rank 0's weights into those of every other
+    rank: where these lie in a mapped file, each page that is written to becomes memory of the rank's own.
+    """
+    from deepspeed.runtime.zero import Init
+
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
+    dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
+    init = Init(module=nn.Module(), config_dict_or_path=copy.deepcopy(config))
+    for param in module.parameters():
+        values = param.data.flatten()
+        param.data = torch.empty(param.shape, dtype=dtype, device=device)
+        init._convert_to_deepspeed_param(param)
+        param.partition()  # pyright: ignore[reportAttributeAccessIssue]
+        distributed.scatter(values, param.ds_tensor, device)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _gathered(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:

@@ -189,10 +189,13 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(model: str, revision: str | None, dtype: Dtype) -> PreTrainedModel:
-    """A causal language model from safetensors, dropout off, checked to be readable through its parts."""
+def load_causal_lm(model: str, revision: str | None, dtype: Dtype, *, as_stored: bool = False) -> PreTrainedModel:
+    """A causal language model from safetensors, dropout off, checked to be readable through its parts.
+
+    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`.
+    """
     try:
-        lm = load_pretrained(AutoModelForCausalLM, model, revision=revision, dtype=DTYPES[dtype])
+        lm = load_pretrained(AutoModelForCausalLM, model, revision=revision, dtype=DTYPES[dtype], as_stored=as_stored)
         check_head(lm)
     except Exception as error:
         raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error

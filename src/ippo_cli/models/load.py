@@ -23,8 +23,19 @@ class UnusableModel(ValueError):
     """What is wrong with a model, in words that need no others beside them."""
 
 
-def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtype: torch.dtype, **options: Any) -> Any:
+def load_pretrained(
+    kind: Any,
+    source: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype,
+    as_stored: bool = False,
+    **options: Any,
+) -> Any:
     """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
+
+    Weights of the files' own type are not read but mapped into memory, which all processes of a machine share. With
+    `as_stored` they are left in that type, for an engine to cast one after another (ZeRO stage 3).
 
     Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
     """
@@ -41,7 +52,7 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
     model, loading = kind.from_pretrained(
         source,
         revision=revision,
-        dtype=dtype,
+        dtype="auto" if as_stored else dtype,
         use_safetensors=True,
         output_loading_info=True,
         trust_remote_code=False,
@@ -56,7 +67,19 @@ def load_pretrained(kind: Any, source: str, *, revision: str | None = None, dtyp
         raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
     model.eval()
     make_deterministic(model)
+    if as_stored:
+        _announce_dtype(model, dtype)
     return model
+
+
+def _announce_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let every configuration of a model name the type that its weights will have."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.dtype = dtype
+            for name in part.config.sub_configs:
+                if (sub := getattr(part.config, name, None)) is not None:
+                    sub.dtype = dtype
 
 
 def below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

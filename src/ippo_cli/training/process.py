@@ -27,7 +27,7 @@ from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
-from ippo_cli.config.schema import Config, Zero3Gather
+from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
@@ -264,8 +264,7 @@ def _initial_generator(config: Config, team: Team, console: Console, preemption:
     """What writes for the agents as they were before training, where episodes are ever played anew."""
     if not replays(config):
         return None
-    whole = replace(config, rollout=replace(config.rollout, zero3_gather=Zero3Gather.all))  # no rank has a part of them
-    return _generator(whole, console, preemption, {name: agent.initial for name, agent in team.items()})
+    return _generator(config, console, preemption, {name: agent.initial for name, agent in team.items()})
 
 
 def _go_on(folder: Path, run: Run, progress: Progress) -> None:

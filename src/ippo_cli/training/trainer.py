@@ -142,8 +142,7 @@ class Trainer:
     def free(self) -> None:
         """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
         self.environments.close()
-        for learner in self.state.team.learners:
-            learner.engine.destroy()
+        self.state.team.free()
 
     def step(self) -> Experience:
         """One iteration of training, the next of `state.progress`, and what it learnt from.
