@@ -661,6 +661,32 @@ def held_bytes(_: Path) -> Any:
 
 
 @case
+def read_only(_: Path) -> Any:
+    """(dtype, offloaded) of engines without an optimizer -> whether each rank reads what a plain module says, and what
+    it has of the weights; and what is said of one below stage 3. Ranks have other weights than rank 0 before."""
+    results: dict[Any, Any] = {}
+    ids, _ = rows()
+    own = ids[: 2 + distributed.rank()]
+    for dtype, offload in (("fp32", False), ("bf16", False), ("fp32", True)):
+        expected = TinyLM(0).to(torch.bfloat16 if dtype == "bf16" else torch.float32)(own)
+        module = TinyLM(distributed.rank()).requires_grad_(False).eval()
+        engine = Engine(module, [], zero=settings(stage=3, dtype=dtype, offload=offload), device="cpu")
+        same = [torch.equal(engine(own), expected), torch.equal(module(own), expected)]
+        for gather in ("all", "layer"):
+            with engine.inference(gather=gather) as inside:
+                same.append(torch.equal(inside(own), expected))
+        left = sum(parameter.numel() for parameter in module.parameters())
+        split = [parameter.ds_tensor.numel() for parameter in module.parameters()]  # pyright: ignore
+        results[dtype, offload] = distributed.gather_objects((same, left, sum(split)))
+        engine.destroy()
+    try:
+        Engine(TinyLM(0), [], zero=settings(stage=2), device="cpu")
+    except ValueError as error:
+        results["refused"] = str(error)
+    return sum(parameter.numel() for parameter in TinyLM(0).parameters()), results
+
+
+@case
 def leaving_together(_: Path) -> Any:
     """What each rank meets where the last rank alone fails, is asked to leave, or both happen on different ranks."""
     last = distributed.rank() == distributed.world_size() - 1

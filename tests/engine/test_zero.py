@@ -182,6 +182,17 @@ def test_nothing_is_printed_and_nothing_compiled(results: dict[str, Any], folder
     assert not (folder / "extensions").exists()
 
 
+def test_a_module_without_an_optimizer_is_read_from_its_shares(results: dict[str, Any]) -> None:
+    whole, found = results["read_only"]
+    assert found.pop("refused") == "an engine without parameters to train needs stage 3, not 2"
+    assert len(found) == 3
+    for ranks in found.values():
+        for same, left, share in ranks:
+            assert same == [True] * 4
+            assert left == 0, "weights that a forward gathered are given up"
+            assert whole / len(ranks) <= share < whole / len(ranks) + 10
+
+
 def test_mistakes_are_refused_in_words(results: dict[str, Any]) -> None:
     assert results["refusals"] == {
         "second group": "the process group is already running; call shutdown() first",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
+from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, read_memory
 
 GIB = 2**30
 
@@ -63,3 +63,12 @@ def test_small_parameters_stay_whole_at_stage_3() -> None:
     spread = {"stage": 3, "width": 2, "ranks": 4, "bucket": 0, "offload_optimizer": False, "offload_params": False}
     assert engine_memory(1000, persistent=1000, **spread).weights == 2000
     assert engine_memory(1000, persistent=0, **spread).weights == 500
+
+
+def test_a_model_that_is_only_read_has_the_weights_of_stage_3_and_nothing_else() -> None:
+    trained = memory(1_000_000, stage=3, width=2, ranks=4)
+    read = read_memory(1_000_000, width=2, ranks=4, persistent=0, offload_params=False)
+    assert (read.weights, read.gathered) == (trained.weights, trained.gathered) == (500_000, 2_000_000)
+    assert read.standing == read.weights
+    away = read_memory(1_000_000, width=2, ranks=4, persistent=0, offload_params=True)
+    assert (away.standing, away.host) == (0, 500_000)

@@ -283,6 +283,21 @@ def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_pa
     assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
+def test_stage_3_spreads_references_and_never_has_a_model_whole(tmp_path) -> None:
+    keys = ["algorithm.kl.reward.coef=0.1", "launch.processes=8", "deepspeed.persistence_threshold=0"]
+    folder = model_folder(tmp_path, SEVEN_B)
+    stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
+    (_, two), (_, three) = (needs(config, ranks=8) for config in stages)
+    assert [frozen.weights for frozen in two.frozen] == [2 * 7_615_616_512]
+    assert [frozen.weights for frozen in three.frozen] == [2 * 7_615_616_512 / 8]
+    (actor, *_) = three.trained
+    loaded = sum(model.memory.standing - model.memory.moments for model in three.trained)
+    assert three.phases["load"] == loaded + three.frozen[0].weights + 2 * max(actor.shape.sizes)
+    exact = jsonl_config(tmp_path, folder, *keys, "deepspeed=zero3", "algorithm.kl.reward.estimator=full")
+    _, compared = needs(exact, ranks=8)
+    assert compared.phases["update"] - three.phases["update"] == three.frozen[0].gathered > 0
+
+
 def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
     for keys in (["reward.credit_assignment=difference"], ["reward.measure_credit_every=5"]):
         config, _ = small_config(tmp_path, *keys)

@@ -79,7 +79,7 @@ class Engine(Generic[M]):
         if self._stage == 0:
             config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it knows the norm
         if not groups and self._stage < 3:
-            raise ValueError(f"an engine without parameters to train spreads weights, as stage {self._stage} does not")
+            raise ValueError(f"an engine without parameters to train needs stage 3, not {self._stage}")
         self._optimizer = None
         if groups:
             self._optimizer = _client_optimizer(

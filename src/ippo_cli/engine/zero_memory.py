@@ -62,13 +62,27 @@ def engine_memory(
     if stage == 0:
         return _own_optimizer(whole, ranks)
     if stage == 3:
-        spread = width * (share + persistent * (1.0 - 1.0 / ranks))
+        spread = _spread(whole, width, ranks, persistent)
         return _spread_weights(whole, share, width, spread, buckets, offload_optimizer, offload_params)
     if offload_optimizer:
         return _offloaded_optimizer(whole, share, width, stage, buckets)
     if stage == 1 and width < FP32:
         return _bf16_optimizer(whole, share, width)
     return _spread_optimizer(whole, share, width, stage, buckets)
+
+
+def read_memory(parameters: int, *, width: int, ranks: int, persistent: int, offload_params: bool) -> EngineMemory:
+    """Of a model without an optimizer that is spread as stage 3 spreads weights; see `engine_memory`."""
+    spread = _spread(float(parameters), width, ranks, persistent)
+    return EngineMemory(
+        weights=0.0 if offload_params else spread,
+        gathered=width * min(float(parameters), MAX_LIVE),
+        host=spread if offload_params else 0.0,
+    )
+
+
+def _spread(whole: float, width: int, ranks: int, persistent: int) -> float:
+    return width * (whole / ranks + persistent * (1.0 - 1.0 / ranks))
 
 
 def _own_optimizer(whole: float, ranks: int) -> EngineMemory:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
-from ippo_cli.config.credit import needs_reference
+from ippo_cli.config.credit import needs_reference, replays
 from ippo_cli.config.schema import (
     CheckpointWeights,
     Config,
@@ -23,7 +23,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import bases, critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
-from ippo_cli.engine.zero_memory import EngineMemory, engine_memory
+from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, read_memory
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 from ippo_cli.training.episode_length import EpisodeLength
@@ -56,19 +56,31 @@ class Trained:
     forward: float  # of scoring: activations and logits without gradients
     backward: float  # of a micro-batch: activations and logits with them
     decodes: bool  # whether it is an actor
+    splits: bool  # whether its engine is at stage 3, which takes weights out of the files one parameter at a time
+
+    @property
+    def before_engine(self) -> float:
+        """What of it is in memory before its engine has it, beside what the engine keeps."""
+        return float(self.width * (max(self.shape.sizes) if self.splits else self.shape.trained_parameters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One reference, base of adapters, frozen agent's actor, or snapshot of one that is not; whole on every rank."""
+    """One reference, base of adapters, frozen agent's actor, or snapshot of one that is not."""
 
     name: str
     shape: ModelShape
     width: int
+    spread: EngineMemory | None = None  # what an engine at stage 3 holds of it; None where it is whole on every rank
 
     @property
     def weights(self) -> float:
-        return float(self.width * self.shape.parameters)
+        return float(self.width * self.shape.parameters) if self.spread is None else self.spread.weights
+
+    @property
+    def gathered(self) -> float:
+        """What a forward holds beside these."""
+        return 0.0 if self.spread is None else self.spread.gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +92,7 @@ class Memory:
     cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
     parked: float  # keys and values of earlier turns, of all agents; 0 where nothing goes on from them
     rollout_gathered: float  # stage 3: weights beside the spread ones while decoding
+    compared: float  # stage 3: weights of a reference beside its spread ones, within its policy's forward
 
     @property
     def standing(self) -> float:
@@ -94,19 +107,20 @@ class Memory:
     @property
     def host(self) -> float:
         """Offloaded to the machine's memory."""
-        return sum(model.memory.host for model in self.trained)
+        frozen = sum(model.spread.host for model in self.frozen if model.spread is not None)
+        return sum(model.memory.host for model in self.trained) + frozen
 
     @property
     def phases(self) -> dict[str, float]:
         """On the device at the greatest moment of each phase."""
-        # Moments come with the first step; a model is whole before it is spread.
+        # Moments come with the first step.
         load = sum(model.memory.standing - model.memory.moments for model in self.trained)
-        load += max(m.width * m.shape.trained_parameters for m in self.trained) + sum(m.weights for m in self.frozen)
+        load += max(model.before_engine for model in self.trained) + sum(model.weights for model in self.frozen)
         return {
             "load": load,
             "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
-            "targets": self.standing + max(model.forward + model.memory.gathered for model in self.trained),
-            "update": self.standing + max(_update(model) for model in self.trained),
+            "targets": self.standing + self.compared + max(m.forward + m.memory.gathered for m in self.trained),
+            "update": self.standing + self.compared + max(_update(model) for model in self.trained),
         }
 
     @property
@@ -120,12 +134,17 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     parks = several_turns and config.rollout.history is not History.latest
     trained = tuple(_trained(config, shapes, ranks, rows))
+    frozen = tuple(_frozen(config, shapes, ranks))
+    decoding = [_gathered_to_decode(config, m.shape, m.width, m.memory.weights) for m in trained if m.decodes]
+    if replays(config) or any(agent.frozen for agent in config.task.agents.values()):
+        decoding += [_gathered_to_decode(config, m.shape, m.width, m.weights) for m in frozen if m.spread is not None]
     return Memory(
         trained=trained,
-        frozen=tuple(_frozen(config, shapes)),
+        frozen=frozen,
         cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
         parked=sum(_parked(config, name, agent, rows) for name, agent in shapes.items()) if parks else 0.0,
-        rollout_gathered=max(_gathered_to_decode(config, model) for model in trained if model.decodes),
+        rollout_gathered=max(decoding),
+        compared=max((model.gathered for model in frozen), default=0.0) if _compares_wholly(config) else 0.0,
     )
 
 
@@ -243,6 +262,7 @@ def _engine(
         # Logits and their gradient, and in float32 the log-probabilities and two of the backward pass's own.
         + min(chunk, micro) * logits * (2 * width + 12),
         decodes=decodes,
+        splits=_stage(config, width, ranks) == 3,
     )
 
 
@@ -281,17 +301,25 @@ def _cached_bytes(shape: ModelShape, width: int) -> float:
     return 2.0 * width * shape.layers * shape.keys
 
 
-def _gathered_to_decode(config: Config, actor: Trained) -> float:
+def _gathered_to_decode(config: Config, shape: ModelShape, width: int, standing: float) -> float:
     if config.deepspeed.stage != 3:
         return 0.0
-    whole = actor.width * actor.shape.parameters
+    whole = float(width * shape.parameters)
     if config.rollout.zero3_gather is Zero3Gather.layer:
-        return min(whole, actor.width * MAX_LIVE)
-    return max(whole - actor.memory.weights, 0.0)
+        return min(whole, float(width * MAX_LIVE))
+    return max(whole - standing, 0.0)
 
 
-def _frozen(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Frozen]:
+def _compares_wholly(config: Config) -> bool:
+    """Whether some forward of a policy has its reference's head in it."""
+    terms = config.algorithm.kl.reward, config.algorithm.kl.loss
+    return any(term.coef != 0.0 and term.estimator == "full" for term in terms)
+
+
+def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> Iterator[Frozen]:
     """Bases, which are their agents' references as well; what those who have none need; and snapshots."""
+    deepspeed = config.deepspeed
+    spreads = deepspeed.stage == 3 and ranks > 1
     if config.team.partners.every:
         for holder, names in learning_members(config).items():
             width = _width(config.task.agents[names[0]].actor.dtype)
@@ -312,7 +340,16 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[Froze
         if key not in known and (settings.frozen or needs_reference(config)):
             known.add(key)
             what = "actor" if settings.frozen else "reference"
-            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=width)
+            spread = read_memory(
+                agent.actor.parameters,
+                width=width,
+                ranks=ranks,
+                persistent=agent.actor.smaller_than(deepspeed.persistence_threshold),
+                offload_params=deepspeed.offload_params,
+            )
+            yield Frozen(
+                name=f"{holder_of[name]} {what}", shape=agent.actor, width=width, spread=spread if spreads else None
+            )
 
 
 def _update(model: Trained) -> float:

@@ -1,0 +1,109 @@
+"""One rank of test_loading_ranks.py: `loading_ranks.py MODEL...`; what it prints as JSON is looked at there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rows import rollout
+
+from ippo_cli.agents import build
+from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.config.schema import Dtype
+from ippo_cli.engine import distributed
+from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.layout import build_sequences
+
+CPU = torch.device("cpu")
+KEYS = ("task=arithmetic", "actor=full", "algorithm.kl.reward.coef=0.1", "deepspeed=zero3", "critic=separate")
+
+
+class Memory:
+    """The growth of this process's own memory within a block, without the pages of files, in bytes."""
+
+    def __enter__(self) -> Memory:
+        self._before = self.greatest = self._now()
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    @property
+    def growth(self) -> int:
+        return self.greatest - self._before
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            self.greatest = max(self.greatest, self._now())
+            time.sleep(0.001)
+
+    def _now(self) -> int:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return 1024 * int(line.split()[1])
+
+
+def in_files(tensor: Tensor) -> bool:
+    """Whether it lies in a file that is mapped into memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= tensor.data_ptr() < last:
+            return line.endswith(".safetensors")
+    return False
+
+
+def unmapped(module: nn.Module) -> list[str]:
+    return [name for name, parameter in module.named_parameters() if not in_files(parameter)]
+
+
+def asked(policy: Any, rows: list[int]) -> Tensor:
+    """Log-probabilities of some responses, which are unlike in number and length on the ranks."""
+    made = rollout([[5, 6], [7], [8, 9]], [[1, 2, 3], [4], [5, 6]], [[1, 1, 1], [1], [1, 1]])
+    sequences = build_sequences(made, torch.tensor(rows), packed=policy.packs, final=False)
+    with torch.no_grad():
+        return policy(sequences, temperature=0.7, chunk_tokens=2).logprobs
+
+
+def results(model: str) -> dict[str, Any]:
+    config = typed(resolve(compose_node([*KEYS, f"actor.model={model}"])))
+    name, agent = next(iter(config.task.agents.items()))
+    whole = Policy(load_causal_lm(model, None, Dtype.fp32)).eval()
+    own = [[0, 1, 2], [1]][distributed.rank()]
+    expected = asked(whole, own)
+    size = sum(parameter.numel() for parameter in whole.parameters())
+    del whole
+    frozen = build._Frozen(CPU)
+    policy = build._policy(config, name, agent, model, None, frozen)
+    critic = build._critic(config, name, agent, model, None, frozen)
+    found: dict[str, Any] = {"policy": unmapped(policy), "critic": unmapped(critic)}
+    del policy, critic
+    with Memory() as memory:
+        reference, engine = build._reference(config, name, agent.actor, model, frozen)
+    assert engine is not None
+    found["share"] = memory.growth / (4 * size)
+    found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
+    found["same"] = torch.equal(asked(reference, own), expected)
+    for gather in ("all", "layer"):
+        with engine.inference(gather=gather) as module:
+            found[gather] = torch.equal(asked(module, own), expected)
+    found["kept"] = sum(parameter.numel() for parameter in reference.parameters()) / size
+    engine.destroy()
+    return found
+
+
+if __name__ == "__main__":
+    distributed.init(device="cpu", timeout_s=60)
+    results(sys.argv[1])  # what comes with a first forward and a first engine is no part of a model
+    found = [results(model) for model in sys.argv[2:]]
+    distributed.shutdown()
+    print(json.dumps({Path(model).name: one for model, one in zip(sys.argv[2:], found, strict=True)}))
