@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from rows import rollout
+from torch import Tensor, nn
 
 from ippo_cli.agents import build
 from ippo_cli.config.load import compose_node, resolve, typed
