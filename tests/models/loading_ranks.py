@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import threading
@@ -21,13 +22,22 @@ from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.models.layout import build_sequences
 
 CPU = torch.device("cpu")
-KEYS = ("task=arithmetic", "actor=full", "algorithm.kl.reward.coef=0.1", "deepspeed=zero3", "critic=separate")
+KEYS = (
+    "task=arithmetic",
+    "actor=full",
+    "actor.dtype=fp32",
+    "critic=separate",
+    "critic.dtype=fp32",
+    "algorithm.kl.reward.coef=0.1",
+    "deepspeed=zero3",
+)
 
 
 class Memory:
     """The growth of this process's own memory within a block, without the pages of files, in bytes."""
 
     def __enter__(self) -> Memory:
+        ctypes.CDLL(None).malloc_trim(0)  # what is free already would be taken unseen
         self._before = self.greatest = self._now()
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch)

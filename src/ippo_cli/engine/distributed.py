@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
 
 T = TypeVar("T")
-SCATTERED_AT_ONCE = 1 << 22  # elements, of all ranks together
+SCATTERED_AT_ONCE = 1 << 20  # elements, of all ranks together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
