@@ -18,8 +18,9 @@ from ippo_cli.agents import build
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.actor import Policy, load_causal_lm, refuse_unreadable_tokens
 from ippo_cli.models.layout import build_sequences
+from ippo_cli.models.tiny import character_tokenizer
 
 CPU = torch.device("cpu")
 KEYS = (
@@ -101,6 +102,7 @@ def results(model: str) -> dict[str, Any]:
     assert engine is not None
     found["share"] = memory.growth / (4 * size)
     found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
+    refuse_unreadable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
     found["same"] = torch.equal(asked(reference, own), expected)
     for gather in ("all", "layer"):
         with engine.inference(gather=gather) as module:

@@ -270,3 +270,22 @@ def test_a_model_with_its_residual_stream_in_float32_is_read_in_bf16(tmp_path: P
     assert hidden.dtype == torch.float32
     torch.testing.assert_close(LogitHead(lm)(hidden), lm(IDS, use_cache=False).logits.to(torch.bfloat16))
     assert torch.equal(ValueHead(ValueHeadConfig(32)).bfloat16()(hidden), torch.zeros(IDS.shape))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_an_engine_will_cast_keep_the_type_of_their_files_and_announce_the_other(
+    tmp_path: Path, stored: torch.dtype
+) -> None:
+    folder = saved(tmp_path / "lm", LlamaConfig(**GROUPED))
+    AutoModelForCausalLM.from_pretrained(folder, dtype=stored).save_pretrained(folder)
+    kept = torch.float32 if stored == torch.float16 else stored  # in which a good model may overflow
+    lm = load_causal_lm(folder, None, Dtype.fp32, as_stored=True)
+    assert {parameter.dtype for parameter in lm.parameters()} == {kept}
+    assert lm.config.dtype == torch.float32
+    config = replace(load_config(["critic=separate", "critic.dtype=fp32"]).critic, value_head_hidden_dim=8)
+    critic = load_critic(config, folder, None, as_stored=True)
+    assert {parameter.dtype for parameter in critic.backbone.parameters()} == {kept}
+    assert {parameter.dtype for parameter in critic.value_head.parameters()} == {torch.float32}
+    critic.float().save_pretrained(tmp_path / "critic")
+    again = load_pretrained(type(critic), str(tmp_path / "critic"), dtype=torch.float32, as_stored=True)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}

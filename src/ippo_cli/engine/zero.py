@@ -362,8 +362,9 @@ def _split(module: nn.Module, config: dict[str, Any], device: torch.device) -> N
     init = Init(module=nn.Module(), config_dict_or_path=copy.deepcopy(config))
     for param in module.parameters():
         values = param.data.flatten()
-        if values.dtype != dtype or values.device != device:
-            param.data = torch.empty(param.shape, dtype=dtype, device=device)
+        own = dtype if values.is_floating_point() else values.dtype
+        if values.dtype != own or values.device != device:
+            param.data = torch.empty(param.shape, dtype=own, device=device)
         init._convert_to_deepspeed_param(param)
         param.partition()  # pyright: ignore[reportAttributeAccessIssue]
         distributed.scatter(values, param.ds_tensor, device)  # pyright: ignore[reportAttributeAccessIssue]

@@ -35,7 +35,8 @@ def load_pretrained(
     """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
 
     Weights of the files' own type are not read but mapped into memory, which all processes of a machine share. With
-    `as_stored` they are left in that type, for an engine to cast one after another (ZeRO stage 3).
+    `as_stored` they are left in that type, which `config.json` names, for an engine to cast one after another (ZeRO
+    stage 3); but those of float16, in which a good model may overflow.
 
     Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
     """
@@ -52,7 +53,7 @@ def load_pretrained(
     model, loading = kind.from_pretrained(
         source,
         revision=revision,
-        dtype="auto" if as_stored else dtype,
+        dtype="auto" if as_stored and config.dtype in (torch.float32, torch.bfloat16) else dtype,
         use_safetensors=True,
         output_loading_info=True,
         trust_remote_code=False,
