@@ -282,10 +282,20 @@ def test_weights_that_an_engine_will_cast_keep_the_type_of_their_files_and_annou
     lm = load_causal_lm(folder, None, Dtype.fp32, as_stored=True)
     assert {parameter.dtype for parameter in lm.parameters()} == {kept}
     assert lm.config.dtype == torch.float32
-    config = replace(load_config(["critic=separate", "critic.dtype=fp32"]).critic, value_head_hidden_dim=8)
+    config = load_config(["critic=separate", "critic.dtype=fp32", "critic.value_head_hidden_dim=8"]).critic
+    assert isinstance(config, SeparateCriticConfig)
     critic = load_critic(config, folder, None, as_stored=True)
     assert {parameter.dtype for parameter in critic.backbone.parameters()} == {kept}
     assert {parameter.dtype for parameter in critic.value_head.parameters()} == {torch.float32}
     critic.float().save_pretrained(tmp_path / "critic")
     again = load_pretrained(type(critic), str(tmp_path / "critic"), dtype=torch.float32, as_stored=True)
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
+
+
+def test_a_critic_in_bf16_keeps_the_frequencies_of_its_positions_in_float32(tmp_path: Path) -> None:
+    config = load_config(["critic=separate", "critic.dtype=bf16"]).critic
+    assert isinstance(config, SeparateCriticConfig)
+    folder = saved(tmp_path, LlamaConfig(**GROUPED))
+    critic, whole = load_critic(config, folder, None), AutoModelForCausalLM.from_pretrained(folder)
+    assert {parameter.dtype for parameter in critic.parameters()} == {torch.bfloat16}
+    assert torch.equal(critic.backbone.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)

@@ -203,12 +203,12 @@ def _value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
     """Of a policy that carries one."""
     if not isinstance(agent.critic, ValueHeadCriticConfig):
         return None
-    return _head_of(agent.critic, lm)
+    return _head_of(agent.critic, lm, agent.actor.dtype)
 
 
-def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel) -> ValueHead:
+def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
     head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
-    nn.Module.to(head, dtype=lm.config.dtype)
+    nn.Module.to(head, dtype=DTYPES[dtype])
     return head
 
 
@@ -275,7 +275,7 @@ def _critic(
 
         assert isinstance(actor, LoraActorConfig)
         base = _base(config, holder, actor, weights, frozen)
-        on_base = AdapterCritic(base.add(critic, "critic", config.seed), _head_of(critic, base.lm))
+        on_base = AdapterCritic(base.add(critic, "critic", config.seed), _head_of(critic, base.lm, actor.dtype))
         if saved is not None:
             on_base.load_saved(saved)
         elif critic.warm_start is not None:

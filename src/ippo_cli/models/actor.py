@@ -208,7 +208,8 @@ def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrain
     The padding token may be one of them: no padding is ever read.
     """
     weight = model.get_input_embeddings().weight
-    rows = getattr(weight, "ds_shape", weight.shape)[0]  # what an engine has split is empty, and says what it was
+    assert isinstance(weight, Tensor)
+    rows: int = getattr(weight, "ds_shape", weight.shape)[0]  # what an engine has split is empty, and says what it was
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
     beyond.pop(str(tokenizer.pad_token), None)
     if beyond:
