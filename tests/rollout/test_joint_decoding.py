@@ -11,7 +11,8 @@ from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.schema import AdapterInit, LoraConfig
-from ippo_cli.models.lora import AdapterPolicy, FrozenBase
+from ippo_cli.models.adapters import AdapterPolicy
+from ippo_cli.models.lora import FrozenBase
 from ippo_cli.rollout.generator import HfGenerator
 from ippo_cli.tasks.environment import Action, Step
 

@@ -26,7 +26,8 @@ def frozen_agent(
     if "adapter" not in record:
         policy = Policy(load_causal_lm(model, commit, actor.dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
-    from ippo_cli.models.lora import AdapterPolicy, FrozenBase
+    from ippo_cli.models.adapters import AdapterPolicy
+    from ippo_cli.models.lora import FrozenBase
 
     assert isinstance(actor, LoraActorConfig)
     key = "base", base, model, commit, actor.dtype
