@@ -30,7 +30,9 @@ from ippo_cli.training.folder import reserve_folder, start_files
 from ippo_cli.training.process import build_trainer, prepare_process, run_training
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.stopwatch import Stopwatch
 from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import Experience
 
 SMALL_MODEL = (
     "actor.hidden_size=32",
@@ -123,6 +125,11 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     finally:
         trainer.free()
         distributed.shutdown()
+
+
+def experience_of(trainer: Trainer, iteration: int = 0) -> Experience:
+    """What an iteration learns from with the weights as they are; nothing is learnt from it."""
+    return trainer.source.get(iteration, trainer.state.moments, Stopwatch()).experience
 
 
 STOPPING_REWARD = '''

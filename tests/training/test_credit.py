@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, final_weights, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    experience_of,
+    final_weights,
+    rows,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 
 from ippo_cli.rewards.score import mixed_scores
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Batch, Episode
 
 SHORT = ("num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
@@ -37,30 +46,30 @@ def spoken(episodes: Sequence[Episode]) -> list[list[tuple[str, str]]]:
 
 
 def first_batch(trainer: Trainer) -> tuple[Batch, Draws]:
-    return trainer.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
+    return trainer.source.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
 
 
 class Apart:
     """The slow way: every turn is written anew, by the initial policies where they are asked for."""
 
     def __init__(self, trainer: Trainer, agent: str) -> None:
-        self.trainer, self.agent = trainer, agent
+        self.source, self.agent = trainer.source, agent
 
     def context_limit(self, agent: str) -> int:
-        return self.trainer.generator.context_limit(agent)
+        return self.source.generator.context_limit(agent)
 
     def forget(self) -> None:
-        self.trainer.generator.forget()
+        self.source.generator.forget()
 
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         return [(agent,) for agent in agents]
 
     def generate(self, agents: Sequence[str], requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
-        assert self.trainer.initial is not None
+        assert self.source.initial is not None
         if agents != (self.agent,):
-            return self.trainer.generator.generate(agents, requests, draws)
+            return self.source.generator.generate(agents, requests, draws)
         own = replace(draws, purpose=f"{draws.purpose}/initial")
-        return self.trainer.initial.generate(agents, requests, own)
+        return self.source.initial.generate(agents, requests, own)
 
 
 def moved(trainer: Trainer) -> None:
@@ -79,20 +88,20 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
     with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
         moved(trainer)
         asked: list[tuple[str, int]] = []
-        write = trainer.generator.generate
-        trainer.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
+        write = trainer.source.generator.generate
+        trainer.source.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
             asked.append((*agents, len(requests))),
             write(agents, requests, *rest, **more),
         )[1]
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         told = list(asked)
         batch, draws = first_batch(trainer)
         for name in ("low", "high"):
-            anew = collect(trainer.environments, trainer.formats, batch, Apart(trainer, name), draws)
+            anew = collect(trainer.source.environments, trainer.source.formats, batch, Apart(trainer, name), draws)
             assert spoken(anew) != spoken(experience.episodes)
             config, agents = trainer.config.reward, ["low", "high"]
-            there = mixed_scores(trainer.reward, anew, agents, [name], config).numbers[name]
-            here = mixed_scores(trainer.reward, experience.episodes, agents, [name], config).numbers[name]
+            there = mixed_scores(trainer.source.reward, anew, agents, [name], config).numbers[name]
+            here = mixed_scores(trainer.source.reward, experience.episodes, agents, [name], config).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())

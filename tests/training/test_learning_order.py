@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, final_weights, rows, small_config, train, train_on_two_ranks
+from small import a_trainer, assert_alike, experience_of, final_weights, rows, small_config, train, train_on_two_ranks
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.training.team_update import action_steps, policies_in_order, update_team
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update
 from ippo_cli.types import Rollout, StepContext
 
@@ -57,7 +57,7 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
     with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
         team = trainer.state.team
         order = policies_in_order(trainer.config, list(team), 0)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         stats = {
@@ -180,7 +180,7 @@ def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
 
 def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
     for name, rollout in experience.rollouts.items():
         assert torch.equal(action_steps(experience.episodes, name, rollout), rollout.turn)  # both act at every step
         assert (rollout.turn == 1).any()

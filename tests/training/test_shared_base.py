@@ -11,7 +11,17 @@ import pytest
 import torch
 from folders import model_folder
 from safetensors.torch import load_file
-from small import a_trainer, assert_alike, new_run, rows, small_config, stopping_reward, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    new_run,
+    rows,
+    small_config,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +31,7 @@ from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.evaluate_run import evaluate_run
 from ippo_cli.training.preflight import read_material
 from ippo_cli.training.process import run_training
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update
 from ippo_cli.types import StepContext
 
@@ -60,7 +70,7 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 def played(trainer: Trainer) -> tuple[dict, dict, StepContext]:
-    experience, _ = trainer.experience(0, Stopwatch())
+    experience = experience_of(trainer)
     targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
     return dict(experience.rollouts), dict(targets), StepContext(seed=0, iteration=0, num_iterations=2)
 
@@ -99,7 +109,7 @@ def test_two_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None
     with a_trainer(tmp_path, *BASE, *SHORT) as trainer:
         team = trainer.state.team
         for iteration in range(2):
-            experience, _ = trainer.experience(iteration, Stopwatch())
+            experience = experience_of(trainer, iteration)
             targets, _ = trainer.state.algorithm.targets(team, experience)
             same = {name: experience.rollouts["low"] for name in team}
             context = StepContext(seed=0, iteration=iteration, num_iterations=2)
@@ -132,7 +142,7 @@ def test_some_agents_share_a_base_and_others_do_not(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
         base = {name: agent.policy.engine.module.base for name, agent in trainer.state.team.items()}
         assert base["low"] is base["high"] is not base["mid"]
-        assert trainer.generator.together(trainer.formats) == [("low", "high"), ("mid",)]
+        assert trainer.source.generator.together(trainer.source.formats) == [("low", "high"), ("mid",)]
         assert {file.stem for file in (trainer.run.folder / "initial").glob("*.json")} == {"pair", "mid"}
 
 

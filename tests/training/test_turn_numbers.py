@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, rows, train
+from small import a_trainer, experience_of, rows, train
 from spoken import episode
 
 from ippo_cli.training.metrics import is_documented
-from ippo_cli.training.trainer import Stopwatch
 from ippo_cli.training.turn_numbers import turn_row, turn_sums
 from ippo_cli.types import Rollout, Scores, Targets
 
@@ -112,7 +111,7 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
 def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *DIALOGUE) as trainer:
         team = trainer.state.team
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
         found = turn_row(team, experience, targets, {"low": 3, "high": 3}, 8)
         for name, agent in team.items():
