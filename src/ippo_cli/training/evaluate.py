@@ -16,7 +16,7 @@ from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, speakers_of_several_turns
-from ippo_cli.training.metrics import turn_totals
+from ippo_cli.training.iteration_metrics import turn_totals
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Episode
 

@@ -15,7 +15,7 @@ from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrd
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.metrics import prefixed
+from ippo_cli.training.iteration_metrics import prefixed
 from ippo_cli.training.update import UpdateStats, update
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 

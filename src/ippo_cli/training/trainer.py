@@ -22,7 +22,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.experience import Collected, ExperienceSource
 from ippo_cli.training.folder import from_here
-from ippo_cli.training.metrics import iteration_row, pace, prefixed
+from ippo_cli.training.iteration_metrics import iteration_row, pace, prefixed
 from ippo_cli.training.partners import Partners
 from ippo_cli.training.profile import profiled
 from ippo_cli.training.reached import ReachedPoint

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
-from ippo_cli.training.metrics import explained_variance, prefixed, ratio
+from ippo_cli.training.iteration_metrics import explained_variance, prefixed, ratio
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets, Turn
 
 
