@@ -17,7 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
-# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank
+# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

@@ -445,24 +445,32 @@ def outside(interval: Range) -> Iterator[float]:
     yield interval.high if interval.open_high else interval.high + 1
 
 
+def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
+    """What is said of every leaf that is set to a finite number outside its range: its dotted name, the range, the
+    number and the error. The leaf has its value again afterwards."""
+    for owner, name, key, interval in bounded(made):
+        before = getattr(owner, name)
+        for value in filter(math.isfinite, outside(interval)):
+            setattr(owner, name, value)
+            with pytest.raises(ConfigError) as raised:
+                check(made, 1)
+            setattr(owner, name, before)
+            yield key, interval, value, str(raised.value)
+
+
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
 def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     seen: set[str] = set()
-    for owner, name, key, interval in bounded(made):
+    for key, _, value, said in refusals(made):
+        setting, _, rest = said.partition(" ")
+        rule, _, remedy = rest.partition("; ")
+        assert setting == f"{key}={value}"
+        assert rule.startswith("is out of range; it must lie in"[: len(rule)])
+        assert remedy
+        seen.add(key.rpartition(".")[2])
+    for owner, name, key, _ in bounded(made):
         before = getattr(owner, name)
-        for value in outside(interval):
-            if not math.isfinite(value):
-                continue
-            setattr(owner, name, value)
-            with pytest.raises(ConfigError) as raised:
-                check(made, 1)
-            setting, _, rest = str(raised.value).partition(" ")
-            rule, _, remedy = rest.partition("; ")
-            assert setting == f"{key}={value}"
-            assert rule.startswith("is out of range; it must lie in"[: len(rule)])
-            assert remedy
-            seen.add(name)
         for value in (math.nan, math.inf, -math.inf):
             setattr(owner, name, value)
             with pytest.raises(ConfigError, match=re.escape(f"{key}={value} ")):
@@ -492,23 +500,15 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
 
 def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: Make) -> None:
     made = config()
-    for owner, name, _, interval in bounded(made):
-        before = getattr(owner, name)
-        for value in outside(interval):
-            if not math.isfinite(value):
-                continue
-            setattr(owner, name, value)
-            with pytest.raises(ConfigError) as raised:
-                check(made, 1)
-            words, _, bound = str(raised.value).rsplit("; ", 1)[1].rpartition(" ")
-            below = value <= interval.low
-            assert float(bound) == pytest.approx(interval.low if below else interval.high)
-            assert words.endswith(
-                {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
-                    below, interval.open_low if below else interval.open_high
-                ]
-            )
-        setattr(owner, name, before)
+    for _, interval, value, said in refusals(made):
+        words, _, bound = said.rsplit("; ", 1)[1].rpartition(" ")
+        below = value <= interval.low
+        assert float(bound) == pytest.approx(interval.low if below else interval.high)
+        assert words.endswith(
+            {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
+                below, interval.open_low if below else interval.open_high
+            ]
+        )
 
 
 def test_every_number_has_a_range_or_is_known_to_need_none() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from spoken import episode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "speed.py"
@@ -63,20 +64,7 @@ def spoken(agent: str, step: int, prompt: int, written: int) -> Turn:
 
 
 def talk(*turns: Turn) -> Episode:
-    return Episode(
-        example={},
-        index=0,
-        turns=list(turns),
-        rewards=[],
-        final={},
-        last_observations={},
-        terminated=True,
-        unfinished=frozenset(),
-        ended=frozenset(),
-        truncation="",
-        failure=None,
-        parts={},
-    )
+    return episode(turns=list(turns))
 
 
 def test_an_ideal_dialogue_reads_every_token_but_the_last_once() -> None:
