@@ -134,6 +134,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "task.agents.low.critic.learning_rate=0.5 would do nothing",
     ),
     (
+        ("algorithm=ppo",),
+        {"task.agents.low.frozen": True, "task.agents.low.algorithm.ppo_epochs": 3},
+        1,
+        "task.agents.low.algorithm.ppo_epochs=3 would do nothing: task.agents.low.frozen=true",
+    ),
+    (
+        ("algorithm=mappo",),
+        {"critic.shared": True, "task.agents.high.algorithm.ppo_epochs": 3},
+        1,
+        "critic.ppo_epochs=null follows algorithm.ppo_epochs, which is 4 of low and 3 of high",
+    ),
+    (
         (SHARED,),
         {"team.groups": {"pair": ["low", "high"]}, "task.agents.low.frozen": True},
         1,
