@@ -143,7 +143,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         ("algorithm=mappo",),
         {"critic.shared": True, "task.agents.high.algorithm.ppo_epochs": 3},
         1,
-        "critic.ppo_epochs=null follows algorithm.ppo_epochs, which is 4 of low and 3 of high",
+        "critic.ppo_epochs=null follows algorithm.ppo_epochs, which is 5 of low and 3 of high",
     ),
     (
         (SHARED,),
