@@ -125,6 +125,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
     ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
     ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
+    ((HAPPO,), {"algorithm.sequential_correction.cap": 0.5}, 1, "algorithm.sequential_correction.cap=0.5 truncates"),
     ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
     ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
     (
