@@ -125,6 +125,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
     ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
     ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
+    ((HAPPO,), {"algorithm.sequential_correction.cap": 0.5}, 1, "algorithm.sequential_correction.cap=0.5 truncates"),
     ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
     ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
     (
@@ -132,6 +133,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"task.agents.low.frozen": True, "task.agents.low.critic.learning_rate": 0.5},
         1,
         "task.agents.low.critic.learning_rate=0.5 would do nothing",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"task.agents.low.frozen": True, "task.agents.low.algorithm.ppo_epochs": 3},
+        1,
+        "task.agents.low.algorithm.ppo_epochs=3 would do nothing: task.agents.low.frozen=true",
+    ),
+    (
+        ("algorithm=mappo",),
+        {"critic.shared": True, "task.agents.high.algorithm.ppo_epochs": 3},
+        1,
+        "critic.ppo_epochs=null follows algorithm.ppo_epochs, which is 5 of low and 3 of high",
     ),
     (
         (SHARED,),

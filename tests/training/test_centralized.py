@@ -150,6 +150,24 @@ def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("paid", ["low", "high"])
+def test_one_critic_for_all_learns_whoever_is_paid(paid: str, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def reward(examples, responses):\n"
+        f'    return {{"agent": {{name: [float(name == "{paid}")] * len(own) for name, own in responses.items()}}}}\n'
+    )
+    keys = [*TALK, *SHORT, "algorithm=mappo", "critic.shared=true", "algorithm.ppo_epochs=1", "reward=function"]
+    keys += [f"reward.function={tmp_path / 'reward.py'}:reward", "reward.team_weight=0", "reward.agent_weight=1"]
+    with a_trainer(tmp_path, *keys) as trainer:
+        trainer.step()
+        row = trainer.state.progress.row
+    assert row is not None
+    assert row["team/value/grad_norm"] > 0  # all values are 0, and so are the returns of whoever is not paid
+    assert row["team/value/loss"] > 0
+    assert row[f"{'high' if paid == 'low' else 'low'}/targets/return"] == 0
+
+
+@pytest.mark.slow
 def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,13 +20,19 @@ from small import (
     train_on_two_ranks,
 )
 
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.schema import Dtype
+from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.counterfactual import replaced
 from ippo_cli.rewards.score import mixed_scores
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws
+from ippo_cli.rollout.generator import Draws, HfGenerator, Request, sampling_settings
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Batch, Episode
 
 SHORT = ("num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+ON_A_BASE = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4", "team=shared_base")
 DIFFERENCE = "reward.credit_assignment=difference"
 HEARD = (
     "task.agents.low.template='{letters}{heard}<'",
@@ -157,6 +163,35 @@ def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
     folder = stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=7)
     assert rows(folder) == rows(whole)
     assert rows(whole)[-1]["low/credit/difference/std"] > 0
+
+
+@pytest.mark.slow
+def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
+        moved(trainer)
+        for _ in range(2):
+            experience = trainer.step()
+        config, folder = trainer.config, str(trainer.run.folder / "initial" / "shared")
+        model = Policy(load_causal_lm(folder, None, Dtype.fp32)).eval()
+        plain = FrozenAgent(name="low", tokenizer=load_tokenizer(folder, None), policy=model)
+        agents = list(config.task.agents)
+        generator = HfGenerator(dict.fromkeys(agents, plain), config.rollout, sampling_settings(config.task))
+        reward = build_reward(config.reward, config.task.agents)
+        for name in agents:
+            said = [(episode, episode.of(name)[0]) for episode in experience.episodes]
+            requests = [
+                Request(agent=name, prompt=turn.prompt, episode=place, index=episode.index, turn=0)
+                for place, (episode, turn) in enumerate(said)
+            ]
+            draws = Draws(seed=config.seed, purpose="train/1/initial")
+            written = generator.generate((name,), requests, draws)
+            assert [one.text for one in written] != [turn.completion.text for _, turn in said]
+            anew = [
+                replaced(episode, name, (one, not one.finished))
+                for one, (episode, _) in zip(written, said, strict=True)
+            ]
+            there = mixed_scores(reward, anew, agents, [name], config.reward).numbers[name]
+            assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from ippo_cli.training.iteration_metrics import (
     greedy_metrics,
     prefixed,
     rollout_metrics,
+    spoken_itself,
     target_metrics,
     turn_metrics,
 )
@@ -163,6 +164,19 @@ def test_rows_in_which_an_agent_did_not_speak_are_no_truncated_ones() -> None:
     assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 1.0
     silent = replace(silent, finished=torch.tensor([True, False, False]))
     assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 0.5
+
+
+def test_rows_and_episodes_in_which_earlier_weights_spoke_for_an_agent_are_in_no_mean() -> None:
+    rollout, scores, targets = buffer()
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
+    episodes = [episode(("low", 0, "a", "x")) for _ in range(3)]
+    episodes[1] = replace(episodes[1], partners=frozenset({"low"}))
+    own = spoken_itself(episodes, "low")
+    found = rollout_metrics(silent, scores, targets, None, own)
+    assert (found["rollout/response_length"], found["score/failed_share"]) == (2.5, 0.0)
+    assert turn_metrics(episodes, "low", silent)["rollout/turns"] == 1.0
+    with_all = rollout_metrics(silent, scores, targets, None)
+    assert with_all["rollout/response_length"] == pytest.approx(5 / 3)  # who was not asked wrote 0 tokens
 
 
 def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:

@@ -18,6 +18,7 @@ from small import (
     new_run,
     rows,
     small_config,
+    stopped_and_resumed,
     stopping_reward,
     train,
     train_on_two_ranks,
@@ -242,6 +243,25 @@ def test_two_ranks_train_adapters_on_a_base_as_one_rank_does(tmp_path: Path) -> 
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
     assert_alike(one, rows(folder))
+
+
+@pytest.mark.slow
+def test_adapters_in_bf16_learn_and_are_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [
+        *BASE,
+        *SHORT,
+        *stopping_reward(tmp_path),
+        "actor.dtype=bf16",
+        "deepspeed=zero1",
+        "actor.learning_rate=0.02",
+    ]
+    whole = train(tmp_path, *keys)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
+    assert rows(folder) == rows(whole)
+    expected = adapters(whole)
+    assert equal(adapters(folder), expected)
+    assert {tensor.dtype for tensor in expected.values()} == {torch.bfloat16}
+    assert any(float(tensor.abs().sum()) > 0 for name, tensor in expected.items() if "lora_B" in name)
 
 
 @pytest.mark.slow

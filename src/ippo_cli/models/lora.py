@@ -122,7 +122,8 @@ class FrozenBase:
             self._shapes.setdefault(str(id(layer)), []).append(states.shape)
         result: Tensor = layer.base_layer(states)
         if self._by_row is not None:
-            return result + self._by_row.change(layer, states).to(result.dtype)
+            change = self._by_row.change(layer, states)
+            return result if change is None else result + change.to(result.dtype)
         name = self._reading
         if name is None or name not in layer.lora_A:
             return result
@@ -166,8 +167,10 @@ class _ByRow:
         self._rows = rows
         self._kept = {}
 
-    def change(self, layer: Any, states: Tensor) -> Tensor:
-        """What adapters add to a map's output for `states [n, L, H]`."""
+    def change(self, layer: Any, states: Tensor) -> Tensor | None:
+        """What adapters add to a map's output for `states [n, L, H]`; None where only others, as a critic's, sit."""
+        if not any(name in layer.lora_A for name in self._adapters):
+            return None
         if id(layer) not in self._stacked:
             self._stacked[id(layer)] = self._stack(layer)
         down, up, parts = self._stacked[id(layer)]

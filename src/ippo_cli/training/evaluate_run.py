@@ -149,13 +149,12 @@ def load_policies(
 ) -> dict[str, FrozenAgent]:
     """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
     policies: dict[str, FrozenAgent] = {}
-    base, holder_of = base_of(config), holders(config)
     for name, agent in config.task.agents.items():
         record = subject.models[name]
         adapter = record.get("adapter") or {}
         key = (record["model"], record["commit"], agent.actor.dtype.value, adapter.get("model"), "adapter" in record)
         if key not in loaded:
-            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded, base[holder_of[name]])
+            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded)
         policies[name] = replace(loaded[key], name=name)
     return policies
 

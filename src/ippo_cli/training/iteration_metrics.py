@@ -36,7 +36,8 @@ def iteration_row(
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
         sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
-        row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name]))
+        own = spoken_itself(experience.episodes, name).to(rollout.length.device)
+        row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name], own))
         if turns[name] != 1:
             row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
         row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
@@ -46,7 +47,7 @@ def iteration_row(
             gamma = agent.policy.objective.config.gamma
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
         if name in experience.views:
-            row |= prefixed(name, view_metrics(experience.views[name]))
+            row |= prefixed(name, view_metrics(experience.views[name], own))
         if rollout is not sampled:
             row |= prefixed(name, sampler_gap(sampled, rollout))
     for name in (name for name in experience.sampled if name not in agents):  # frozen
@@ -77,14 +78,20 @@ def pace(
     }
 
 
+def spoken_itself(episodes: Sequence[Episode], agent: str) -> Tensor:
+    """Episodes in which earlier weights did not speak in the agent's place, `[B]`: the others are in no mean of its."""
+    return torch.tensor([agent not in episode.partners for episode in episodes], dtype=torch.bool)
+
+
 def rollout_metrics(
-    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None
+    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None, own: Tensor | None = None
 ) -> dict[str, float]:
     """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept.
 
-    `targets`: None for an agent that does not learn.
+    `targets`: None for an agent that does not learn. `own` `[B]`: the rows that are its own, all where not given.
     """
-    mask, rows = rollout.response_mask, float(len(rollout.texts))
+    mask = rollout.response_mask
+    own = torch.ones_like(rollout.finished) if own is None else own
     per_token = {"rollout/logprob": rollout.logprobs}
     if targets is not None:
         per_token |= {"targets/reward": targets.rewards, "targets/return": targets.returns}
@@ -96,14 +103,14 @@ def rollout_metrics(
     per_row = {
         "rollout/response_length": mask.sum(dim=1).double(),
         "rollout/truncated_share": (spoke & ~rollout.finished).double(),
-        "score/failed_share": scores.failed.double(),
+        "score/failed_share": (scores.failed & own).double(),
     }
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
     sums += [numbers.sum() for numbers in per_row.values()]
-    counts = [mask.sum().double(), spoke.sum().double(), mask.new_tensor(rows, dtype=torch.double)]
+    counts = [mask.sum().double(), spoke.sum().double(), own.sum().double()]
     tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
     result = {name: ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
-    result |= {name: value / count for name, value in zip(per_row, found[len(per_token) :], strict=True)}
+    result |= {name: ratio(value, count) for name, value in zip(per_row, found[len(per_token) :], strict=True)}
     result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
     result |= _score_moments("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
@@ -145,16 +152,18 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
         torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
     ).tolist()
     return {
-        "rollout/turns": spoken / total,
-        "rollout/observation_tokens": tokens / total,
+        "rollout/turns": ratio(spoken, total),
+        "rollout/observation_tokens": ratio(tokens, total),
         "rollout/cut_share": ratio(cut, spoken),
-        "rollout/overflow_share": overflow / total,
+        "rollout/overflow_share": ratio(overflow, total),
     }
 
 
 def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
-    """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended."""
-    turns = [turn for episode in episodes for turn in episode.own(agent)]
+    """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended; those
+    in which earlier weights spoke for it are left out."""
+    episodes = [episode for episode in episodes if agent not in episode.partners]
+    turns = [turn for episode in episodes for turn in episode.of(agent)]
     return {
         "episodes": float(len(episodes)),
         "turns": float(len(turns)),
@@ -249,13 +258,13 @@ def _constant(variance: Tensor, square: Tensor) -> bool:
     return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
-def view_metrics(view: CriticView) -> dict[str, float]:
-    """How much a centralised critic reads of an episode, over all ranks."""
-    read = view.rollout.prompt_mask.sum() + view.rollout.length.sum()
+def view_metrics(view: CriticView, own: Tensor) -> dict[str, float]:
+    """How much a centralised critic reads of an episode in which the agent spoke itself (`own` `[B]`); all ranks."""
+    read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * own).sum()
     read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
-    sums = torch.stack([read, view.left_out.sum(), torch.ones_like(view.left_out).sum()]).double()
+    sums = torch.stack([read, (view.left_out & own).sum(), own.sum()]).double()
     tokens, left_out, rows = distributed.all_sum(sums).tolist()
-    return {"value/read_tokens": tokens / rows, "value/left_out_share": left_out / rows}
+    return {"value/read_tokens": ratio(tokens, rows), "value/left_out_share": ratio(left_out, rows)}
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
