@@ -18,6 +18,11 @@ from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Tar
 
 ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
 ZERO = 1e-6  # credit that is none but for rounding
+# Of a learner's update, what is also known of each agent and turn.
+OF_UPDATES = (
+    *(f"policy/{name}" for name in ("loss", "entropy", "kl_loss", "approx_kl", "ratio", "clip_fraction", "correction")),
+    "value/loss",
+)
 
 # `<agent>`, `<turn>`, `<part>`, `<mode>` (sampled, greedy) and `<how>` (difference, counterfactual, leave_out) stand
 # for names; `<learner>` for the agent's, or for that of the group whose agents share their weights.
@@ -95,6 +100,14 @@ METRICS: dict[str, str] = {
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
     "<learner>/value/steps": "optimizer steps in this iteration",
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    **{
+        f"<agent>/{name}{turn}": text
+        for turn, text in (
+            ("", "shared weights: the same of this agent's tokens alone"),
+            ("/turn/<turn>", "several turns: the same of this agent's tokens of that turn"),
+        )
+        for name in OF_UPDATES
+    },
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
     "all returns are equal",
     "<agent>/value/read_tokens": "critic=centralized: mean tokens per episode that the critic reads for the agent",

@@ -46,7 +46,7 @@ from ippo_cli.training.run import Run
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.team_update import acts_together, update_team
-from ippo_cli.training.turn_numbers import turn_row
+from ippo_cli.training.turn_numbers import shown_turns, turn_row
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores, StepContext
 
@@ -159,10 +159,11 @@ class Trainer:
             targets, kl_coef = algorithm.targets(team, experience)
         self.point.weights_moved = True
         with clock("update"):
-            stats = update_team(team, experience, targets, self.config, context)
+            turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)
+            stats = update_team(team, experience, targets, self.config, context, turns)
         coefs = algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
-        row |= turn_row(team, experience, targets, self.turns, self.config.tracker.turns)
+        row |= turn_row(team, experience, targets, turns)
         row |= pace(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         if self.partners is not None:
             row |= self.partners.record(experience.episodes, iteration)

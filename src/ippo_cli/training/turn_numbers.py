@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,25 +14,33 @@ from ippo_cli.training.metrics import explained_variance, prefixed, ratio
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets, Turn
 
 
+def shown_turns(
+    agents: Iterable[str], episodes: Sequence[Episode], most: Mapping[str, int | None], shown: int
+) -> dict[str, int]:
+    """Of how many turns there are metrics, by agent, without those that have none: at most the first `shown`.
+
+    `most`: how many turns each agent may have, None where no limit is known: then as many as it had on any rank.
+    """
+    several = [name for name in agents if most[name] != 1 and shown]
+    return {
+        name: min(shown, _most_spoken(episodes, name) if (limit := most[name]) is None else limit) for name in several
+    }
+
+
 def turn_row(
     agents: Mapping[str, Agent],
     experience: Experience,
     targets: Mapping[str, Targets],
-    most: Mapping[str, int | None],
-    shown: int,
+    turns: Mapping[str, int],
 ) -> dict[str, float]:
-    """Of the agents that may have several turns, the first `shown` of them; `most` is how many each may have."""
+    """Of agents that have several turns, as many of the first as `turns` says."""
     row: dict[str, float] = {}
-    for name, agent in agents.items():
-        if most[name] == 1 or not shown:
-            continue
-        rollout, scores, own = experience.rollouts[name], experience.scores[name], targets[name]
-        limit = most[name]
-        turns = min(shown, _most_spoken(experience.episodes, name) if limit is None else limit)
+    for name, count in turns.items():
+        agent, rollout, scores, own = agents[name], experience.rollouts[name], experience.scores[name], targets[name]
         numbers = turn_sums(
-            experience.episodes, name, rollout, scores, own, turns, compares=agent.reference is not None
+            experience.episodes, name, rollout, scores, own, count, compares=agent.reference is not None
         )
-        for turn in range(turns):
+        for turn in range(count):
             numbers |= {
                 f"{key}/turn/{turn + 1}": value for key, value in turn_moments(agent, rollout, own, turn).items()
             }
