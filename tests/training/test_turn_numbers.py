@@ -71,9 +71,9 @@ def buffer() -> tuple[Rollout, Scores, Targets]:
 
 def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
     episodes = [
-        episode(("low", 0, ""), ("high", 1, ""), ("low", 2, "", "", False)),
-        episode(("low", 0, "")),
-        episode(("low", 0, ""), ("low", 1, "")),
+        episode(("low", 0, "", "", True, 2), ("high", 1, ""), ("low", 2, "", "", False, 1)),
+        episode(("low", 0, "", "", True, 1)),
+        episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 2)),
     ]
     found = turn_sums(episodes, "low", *buffer(), 3, compares=True)
     assert found == pytest.approx(

@@ -82,6 +82,7 @@ OF_BOTH = (
     "evaluation.greedy",
     "tracker.console",
     "tracker.samples",
+    "tracker.turns",
     "launch.device",
     "launch.threads",
     "launch.timeout_s",

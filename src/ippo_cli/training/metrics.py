@@ -134,6 +134,10 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/cut_share": "several turns: share of own held-out turns whose response was cut at a limit",
     "eval/<mode>/<agent>/overflow_share": "several turns: share of held-out episodes cut because the agent's context "
     "had no room",
+    "eval/<mode>/<agent>/score/turn/<turn>": "several turns: mean held-out score of that turn, where there was one",
+    "eval/<mode>/<agent>/response_length/turn/<turn>": "several turns: mean action tokens of that held-out turn",
+    "eval/<mode>/<agent>/cut_share/turn/<turn>": "several turns: share of those turns whose response was cut at a "
+    "limit",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of playing episodes: generation, and environments",
     "time/partners": "team.partners: seconds of keeping a snapshot",
