@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ippo_cli.config.errors import ConfigError, RewardError
+from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
+from ippo_cli.rewards.score import attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
 from ippo_cli.training.metrics import prefixed, ratio, turn_totals
@@ -46,8 +47,9 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         episodes = play(batch, mode == "greedy")
         given, failure = attempt(reward, episodes, agents, config.reward)
-        with distributed.failing_together():
-            numbers = {name: mixed(given, name, episodes, config.reward) for name in agents}
+        weights = reward_weights(config)
+        refuse_idle_weights(given, weights, config.reward)
+        numbers = mixed(given, episodes, weights, agents)
         failures = {name: failed_rows(given, one) for name, one in numbers.items()}
         failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.

@@ -17,6 +17,7 @@ from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.credit import measures_credit_in
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
+from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import reads_payments
@@ -197,7 +198,7 @@ class Trainer:
                 own = mixed_scores(
                     self.preemption.interruptible(self.reward),
                     episodes,
-                    team.names,
+                    reward_weights(config),
                     team.names,
                     config.reward,
                     self.preemption.interruptible(streaming.answered) if streaming else None,
@@ -340,7 +341,10 @@ class Trainer:
         """What every agent says greedily about the same examples, scored as the sampled episodes were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
-            scored = score(reward, episodes, self.config.reward, moments, device=self.device, observe=False)
+            weights = reward_weights(self.config)
+            scored = score(
+                reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
+            )
         return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
     def _warn_of_failed_rows(self, reason: str | None) -> None:
