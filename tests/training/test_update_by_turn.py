@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer
+from small import a_trainer, assert_alike, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
@@ -69,3 +69,34 @@ def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str,
             assert found[f"{name}/policy/entropy/turn/{turn + 1}"] == pytest.approx(by_turn[-1], rel=1e-5)
             assert found[f"{name}/policy/ratio/turn/{turn + 1}"] == pytest.approx(1.0, abs=1e-5)
         assert abs(by_turn[0] - by_turn[1]) > 1e-3 * by_turn[0]
+
+
+OWN_WEIGHTS = (
+    "team=shared_policy",
+    "algorithm=ppo",
+    "algorithm.mini_batch_size=8",
+    "task.agents.low.reward.team_weight=0.5",
+)
+
+
+@pytest.mark.slow
+def test_two_ranks_log_by_agent_and_turn_what_one_rank_does(tmp_path: Path) -> None:
+    one = rows(train(tmp_path / "one", *TWO_TURNS, *OWN_WEIGHTS))
+    for row in one[1:]:
+        assert row["low/score/mean"] == pytest.approx(row["high/score/mean"] / 2) != 0.0
+        assert row["low/policy/entropy/turn/2"] != row["high/policy/entropy/turn/2"]
+    for row in one:
+        turns = [row[f"eval/sampled/low/score/turn/{turn}"] for turn in (1, 2)]
+        assert sum(turns) == pytest.approx(row["eval/sampled/low/score"])
+        assert row["eval/sampled/low/score"] == pytest.approx(row["eval/sampled/high/score"] / 2)
+    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *TWO_TURNS, *OWN_WEIGHTS)))
+
+
+@pytest.mark.slow
+def test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [*TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path)]
+    whole = rows(train(tmp_path, *keys))
+    assert rows(stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=2)) == whole
