@@ -313,7 +313,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "task.agents.high.reward.turn_weight=0.5 would do nothing: reward=exact_match gives no",
     ),
-    (("task=probe_grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 would do nothing: reward=grid"),
+    (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 would do nothing: reward=grid"),
     (
         ("task=arithmetic",),
         {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
