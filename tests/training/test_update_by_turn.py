@@ -68,7 +68,7 @@ def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str,
             by_turn.append(float(numbers[there].mean()))
             assert found[f"{name}/policy/entropy/turn/{turn + 1}"] == pytest.approx(by_turn[-1], rel=1e-5)
             assert found[f"{name}/policy/ratio/turn/{turn + 1}"] == pytest.approx(1.0, abs=1e-5)
-        assert abs(by_turn[0] - by_turn[1]) > 1e-3 * by_turn[0]
+        assert abs(by_turn[0] - by_turn[1]) > 2e-4 * by_turn[0]
 
 
 OWN_WEIGHTS = (
@@ -99,4 +99,4 @@ def test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path)]
     whole = rows(train(tmp_path, *keys))
-    assert rows(stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=2)) == whole
+    assert rows(stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=4)) == whole
