@@ -314,6 +314,20 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
     (
+        (),
+        {"task.agents.low.reward.team_weight": 0.0},
+        1,
+        "task.agents.low.reward.team_weight=0 task.agents.low.reward.agent_weight=0 leave no reward",
+    ),
+    ((), {"reward.turn_weight": 0.5}, 1, "reward.turn_weight=0.5 would do nothing: reward=exact_match gives no"),
+    (
+        (),
+        {"task.agents.high.reward.turn_weight": 0.5},
+        1,
+        "task.agents.high.reward.turn_weight=0.5 would do nothing: reward=exact_match gives no",
+    ),
+    (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 would do nothing: reward=grid"),
+    (
         ("task=arithmetic",),
         {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
         1,

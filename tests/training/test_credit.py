@@ -105,9 +105,10 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
         for name in ("low", "high"):
             anew = collect(trainer.source.environments, trainer.source.formats, batch, Apart(trainer, name), draws)
             assert spoken(anew) != spoken(experience.episodes)
-            config, agents = trainer.config.reward, ["low", "high"]
-            there = mixed_scores(trainer.source.reward, anew, agents, [name], config).numbers[name]
-            here = mixed_scores(trainer.source.reward, experience.episodes, agents, [name], config).numbers[name]
+            config = trainer.config.reward
+            weights = dict.fromkeys(("low", "high"), config)
+            there = mixed_scores(trainer.source.reward, anew, weights, [name], config).numbers[name]
+            here = mixed_scores(trainer.source.reward, experience.episodes, weights, [name], config).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())

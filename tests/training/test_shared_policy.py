@@ -98,6 +98,7 @@ def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_ha
                 num_tokens=tokens,
                 num_sequences=sequences,
                 num_values=tokens,
+                agent=torch.zeros(16).long(),
             )
             read = build_sequences(batch.rollout, torch.arange(16), packed=False, final=False)
             losses = learner.objective.losses(learner.engine.module, read, batch, context)

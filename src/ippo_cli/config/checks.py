@@ -15,6 +15,7 @@ from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
+from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (
     AgentConfig,
     Alphabet,
@@ -340,8 +341,7 @@ def _check_deepspeed(config: Config) -> None:
 
 def _check_reward(config: Config) -> None:
     reward = config.reward
-    if not reward.team_weight and not reward.agent_weight:
-        raise ConfigError("reward.team_weight=0 reward.agent_weight=0", "leave no reward", "set one of them")
+    check_reward_weights(config)
     if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
         raise ConfigError(
             f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",

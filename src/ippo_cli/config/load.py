@@ -77,7 +77,11 @@ PLAIN: dict[str, type[Any]] = {
 }
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")
-KEYS_PER_AGENT: dict[str, type[Any]] = {"rollout": schema.SamplingConfig, "algorithm": schema.StepsConfig}
+KEYS_PER_AGENT: dict[str, type[Any]] = {
+    "rollout": schema.SamplingConfig,
+    "algorithm": schema.StepsConfig,
+    "reward": schema.RewardWeightsConfig,
+}
 PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 

@@ -10,6 +10,7 @@ import torch
 from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.team import Team
 from ippo_cli.config.credit import measures_credit_in
+from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
@@ -130,7 +131,7 @@ class ExperienceSource:
             with clock("score"):
                 streamed = self.preemption.interruptible(streaming.answered) if streaming else None
                 reward = self.preemption.interruptible(self.reward)
-                own = mixed_scores(reward, episodes, names, names, config, streamed)
+                own = mixed_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
         return episodes, sampled, own
 
     def _play_iteration(
@@ -178,7 +179,10 @@ class ExperienceSource:
         """What every agent says greedily about the same examples, scored as the sampled episodes were."""
         with clock("score"):
             reward = self.preemption.interruptible(self.reward)
-            scored = score(reward, episodes, self.config.reward, moments, device=self.device, observe=False)
+            weights = reward_weights(self.config)
+            scored = score(
+                reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
+            )
         return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
     def _rescored(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:

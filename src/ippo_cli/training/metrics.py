@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import re
 
+# Of a learner's update, what is also known of each agent and turn.
+OF_UPDATES = (
+    *(f"policy/{name}" for name in ("loss", "entropy", "kl_loss", "approx_kl", "ratio", "clip_fraction", "correction")),
+    "value/loss",
+)
+
+
 # `<agent>`, `<turn>`, `<part>`, `<mode>` (sampled, greedy) and `<how>` (difference, counterfactual, leave_out) stand
 # for names; `<learner>` for the agent's, or for that of the group whose agents share their weights.
 METRICS: dict[str, str] = {
@@ -80,6 +87,14 @@ METRICS: dict[str, str] = {
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
     "<learner>/value/steps": "optimizer steps in this iteration",
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
+    **{
+        f"<agent>/{name}{turn}": text
+        for turn, text in (
+            ("", "shared weights: the same of this agent's tokens alone"),
+            ("/turn/<turn>", "several turns: the same of this agent's tokens of that turn"),
+        )
+        for name in OF_UPDATES
+    },
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
     "all returns are equal",
     "<agent>/value/read_tokens": "critic=centralized: mean tokens per episode that the critic reads for the agent",
@@ -106,6 +121,10 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/cut_share": "several turns: share of own held-out turns whose response was cut at a limit",
     "eval/<mode>/<agent>/overflow_share": "several turns: share of held-out episodes cut because the agent's context "
     "had no room",
+    "eval/<mode>/<agent>/score/turn/<turn>": "several turns: mean held-out score of that turn, where there was one",
+    "eval/<mode>/<agent>/response_length/turn/<turn>": "several turns: mean action tokens of that held-out turn",
+    "eval/<mode>/<agent>/cut_share/turn/<turn>": "several turns: share of those turns whose response was cut at a "
+    "limit",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of playing episodes: generation, and environments",
     "time/partners": "team.partners: seconds of keeping a snapshot",

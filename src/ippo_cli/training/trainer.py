@@ -31,7 +31,7 @@ from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.stopwatch import Stopwatch
 from ippo_cli.training.team_update import update_team
-from ippo_cli.training.turn_numbers import turn_row
+from ippo_cli.training.turn_numbers import shown_turns, turn_row
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.unusual_experience import unusual_experience
 from ippo_cli.training.update import UpdateStats
@@ -129,8 +129,9 @@ class Trainer:
             targets, kl_coef = algorithm.targets(team, experience)
         self.point.weights_moved = True
         with clock("update"):
-            stats = update_team(team, experience, targets, self.config, context)
-        row = self._row(collected, targets, stats, clock)
+            turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)
+            stats = update_team(team, experience, targets, self.config, context, turns)
+        row = self._row(collected, targets, stats, turns, clock)
         if self.partners is not None:
             row |= self.partners.record(experience.episodes, iteration)
         self.saving_seconds = 0.0
@@ -142,13 +143,18 @@ class Trainer:
         return experience
 
     def _row(
-        self, collected: Collected, targets: Mapping[str, Targets], stats: list[UpdateStats], clock: Stopwatch
+        self,
+        collected: Collected,
+        targets: Mapping[str, Targets],
+        stats: list[UpdateStats],
+        turns: Mapping[str, int],
+        clock: Stopwatch,
     ) -> dict[str, float]:
         """The metrics of the iteration that is being done. Collective."""
         team, experience, iteration = self.state.team, collected.experience, self.state.progress.iteration
         coefs = self.state.algorithm.kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
-        row |= turn_row(team, experience, targets, self.turns, self.config.tracker.turns)
+        row |= turn_row(team, experience, targets, turns)
         row |= pace(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = collected.environment_seconds
         return row
