@@ -50,11 +50,15 @@ def start_ranks(
 def finish(children: Sequence[ForkServerProcess], limit_s: float) -> list[int | None]:
     """Exit codes of all; the first failure, or the time limit, ends the others."""
     deadline = time.monotonic() + limit_s
-    while any(child.is_alive() for child in children):
-        if any(child.exitcode not in (None, 0) for child in children) or time.monotonic() > deadline:
-            for child in children:
-                child.kill()
-        time.sleep(0.05)
+    try:
+        while any(child.is_alive() for child in children):
+            if any(child.exitcode not in (None, 0) for child in children) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
     return [child.exitcode for child in children]
 
 
