@@ -23,10 +23,12 @@ HORIZONS: Mapping[str, tuple[str, ...]] = {
 }
 # The one with more knowledge or more values, less the other.
 GAPS = (
-    ("comlrl_cc", "comlrl_iac", "a centralised critic less a decentralised one, a value per response"),
-    ("ippo_centralized", "ippo_clipped", "a centralised critic less a decentralised one, a value per token"),
+    ("comlrl_cc", "comlrl_iac", "a centralised critic less a decentralised one, a value per response, on-policy"),
+    ("response_value_centralized", "response_value", "the same, with a clipped ratio"),
+    ("ippo_centralized", "ippo_clipped", "the same with a value per token and GAE over turns, with a clipped ratio"),
     ("mappo", "ippo_clipped", "MAPPO as published less IPPO"),
-    ("ippo", "comlrl_iac", "a value per token and GAE over turns less a value per response, both decentralised"),
+    ("ippo_clipped", "response_value", "a value per token and GAE less a value per response, both decentralised, clipped"),
+    ("ippo", "comlrl_iac", "the same, on-policy"),
 )
 
 

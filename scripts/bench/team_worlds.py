@@ -1,14 +1,15 @@
 """Worlds of two agents for the benchmark of teams: small enough to be solved exactly, learnt in seconds.
 
 Each is an environment of `task=environment` (see pair.yaml). An answer that is no action stands for one that is drawn
-at random: an agent that has not learnt the form of answers plays at random, and no score has a penalty for it in it.
+at random, and earns the least there is in its turn: were it free, nothing would keep policies at actions at all, and
+they drift away from them. On a board it is a random legal move and nothing else.
 """
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import product
 from typing import Any
 
@@ -51,11 +52,12 @@ class Simultaneous(ABC):
 
     def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
         legal = self.actions()
-        named = {
-            name: text if (text := actions[name].strip()) in legal[name] else self.luck.choice(legal[name])
-            for name in AGENTS
-        }
+        texts = {name: actions[name].strip() for name in AGENTS}
+        illegal = {name for name in AGENTS if texts[name] not in legal[name]}
+        named = {name: self.luck.choice(legal[name]) if name in illegal else texts[name] for name in AGENTS}
         earned = self.play(named["first"], named["second"])
+        if illegal:
+            earned = self.forfeited(illegal)
         self.owed = {name: self.owed[name] + part for name, part in zip(AGENTS, earned, strict=True)}
         self.turn += 1
         over = self.turn == self.turns
@@ -67,6 +69,10 @@ class Simultaneous(ABC):
     def parts(self, first: str, second: str) -> dict[str, float]:
         """Numbers for the log, of the last turn."""
         return {}
+
+    def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
+        """What each earns in a turn in which these agents answered with no action: the least there is."""
+        return 0.0, 0.0
 
     def close(self) -> None:  # noqa: B027
         """There is nothing to give back."""
@@ -170,6 +176,13 @@ class Matrix(Simultaneous):
     def play(self, first: str, second: str) -> tuple[float, float]:
         self.last = first + second
         return tuple(part / self.turns for part in self.payoffs[self.last])  # type: ignore[return-value]
+
+    def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
+        worst = min(min(pair) for pair in self.payoffs.values())
+        if all(sum(pair) == 0 for pair in self.payoffs.values()):  # zero sum: what one forfeits the other wins
+            lost = [float(name in illegal) for name in AGENTS]
+            return worst * (lost[0] - lost[1]) / self.turns, worst * (lost[1] - lost[0]) / self.turns
+        return worst / self.turns, worst / self.turns
 
     def parts(self, first: str, second: str) -> dict[str, float]:
         """How often each action was taken in the last turn."""
