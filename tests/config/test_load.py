@@ -84,8 +84,9 @@ def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str,
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
     values = resolve(compose_node([choice]))
-    unnamed = values["actor"]["kind"] == "full" and values["actor"]["model"] is None  # it is for the user's folder
-    check(load_config([choice, *(["actor.model=folder"] if unnamed else [])]), world_size=1)
+    if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # it is for the user's folder
+        values = resolve(compose_node([choice, "actor.model=folder"]))
+    check(typed(values), world_size=1)
 
 
 @pytest.mark.parametrize(

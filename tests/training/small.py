@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_scripts import finish, said, start_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -154,15 +152,11 @@ def stopping_reward(root: Path) -> list[str]:
 
 
 def train_on_two_ranks(root: Path, *overrides: str) -> Path:
-    """The folder of such a run by two processes, which the command starts."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}", "launch.processes=2"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    """The folder of such a run by two ranks."""
+    root.mkdir(parents=True, exist_ok=True)
+    command = ["ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}"]
+    codes = finish(start_ranks(*command, folder=root), limit_s=500)
+    assert codes == [0, 0], said(root)
     (metrics,) = root.glob("default/*/metrics.jsonl")
     return metrics.parent
 

@@ -92,6 +92,7 @@ def config_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
+@cache
 def register_schemas() -> None:
     """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
     register_option_files()
