@@ -14,6 +14,7 @@ from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
+from ippo_cli.training.balance import dealt
 from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
 
 MAX_SKIPPED_IN_A_ROW = 5
@@ -134,7 +135,8 @@ def minibatches(
     """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
 
     Ranks may hold different numbers of rows, but each at least one, and of each of the `agents` whose rows are joined
-    equally many. In the global buffer the rows of one agent on all ranks come before those of the next.
+    equally many. In the global buffer the rows of one agent on all ranks come before those of the next. Which rank
+    works on a row of a mini-batch is decided for each anew (`balance.dealt`), whoever wrote it.
     """
     device = rollout.response_ids.device
     by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
@@ -154,15 +156,20 @@ def minibatches(
     for number, part in enumerate(rows):
         if counts[0][number] == 0:
             continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
-        picked = part if len(part) else torch.zeros(1, dtype=torch.long)
+        own = Rollout(**take(rollout, part)), Targets(**take(targets, part))
+        if distributed.world_size() > 1:
+            own = dealt(*own)
+        idle = not len(own[0].texts)
+        if idle:
+            own = Rollout(**take(rollout, [0])), Targets(**take(targets, [0]))
         batch = Minibatch(
-            rollout=Rollout(**take(rollout, picked)),
-            targets=Targets(**take(targets, picked)),
+            rollout=own[0],
+            targets=own[1],
             num_tokens=int(counts[0][number]),
             num_sequences=int(counts[1][number]),
             num_values=int(counts[2][number]),
         )
-        yield batch if len(part) else batch.ignored()
+        yield batch.ignored() if idle else batch
 
 
 def _stop_if_not_finite(learner: Learner, result: StepResult) -> None:
