@@ -1,8 +1,8 @@
 """Worlds of two agents for the benchmark of teams: small enough to be solved exactly, learnt in seconds.
 
 Each is an environment of `task=environment` (see pair.yaml). An answer that is no action stands for one that is drawn
-at random, and earns the least there is in its turn: were it free, nothing would keep policies at actions at all, and they
-drift away from them. On a board it is a random legal move and nothing else.
+at random, and earns the least there is in its turn: were it free, nothing would keep policies at actions at all, and
+they drift away from them. On a board it is a random legal move and nothing else.
 """
 
 from __future__ import annotations
