@@ -1,7 +1,7 @@
 """Checks and measures training on a GPU: run by `gpu.sh`, which see.
 
-Each part is a process of its own with a time limit; what a part found is written at once, so that whatever ends the whole
-leaves the rest. Prints a table and writes `gpu.json` into the folder given.
+Each part is a process of its own with a time limit, and what it found is written at once to `gpu.json` in the folder
+given, and printed: whatever ends the whole leaves what was found before.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _cache_bytes(shape: Shape) -> int:
 
 
 def generate(given: Given) -> dict[str, Any]:
-    """Tokens a second of transformers' `generate` with as many rows and tokens, and how often ours waits for a token."""
+    """Tokens a second of ours and of transformers' `generate`, and how often ours waits for the GPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = {}
