@@ -8,14 +8,17 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python3}"
-packages=(hydra-core omegaconf deepspeed hjson py-cpuinfo msgpack datasets dill multiprocess xxhash tensorboard rich pydantic pydantic-core annotated-types typing-inspection)
+# The ranges are those of pyproject.toml.
+pure=('antlr4-python3-runtime==4.9.3' 'hydra-core>=1.3.8,<1.4' 'omegaconf>=2.3.1,<2.4' 'deepspeed>=0.19.5,<0.20' hjson dill)
+others=(py-cpuinfo msgpack 'datasets>=4.0,<6' 'multiprocess' xxhash 'tensorboard>=2.18,<3' 'rich>=13.7,<16' pydantic \
+  pydantic-core annotated-types typing-inspection 'jaxtyping>=0.3,<0.4' wadler-lindig)
 case "${1:-}" in
 wheels)
   mkdir -p "$2"
-  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$2" 'antlr4-python3-runtime==4.9.3' hydra-core omegaconf deepspeed hjson dill
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$2" "${pure[@]}"
   "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version "${PYTHON_VERSION:-3.12}" \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-    --dest "$2" "${packages[@]:4}"
+    --dest "$2" "${others[@]}"
   ;;
 run)
   site="$(mktemp -d)"
