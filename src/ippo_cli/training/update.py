@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
+from ippo_cli.training.balance import dealt
 from ippo_cli.training.iteration_metrics import prefixed
 from ippo_cli.training.tally import Tally
 from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
@@ -112,7 +114,8 @@ def minibatches(
     """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
 
     Ranks may hold different numbers of rows, but each at least one, and of each of the `agents` whose rows are joined
-    equally many. In the global buffer the rows of one agent on all ranks come before those of the next.
+    equally many. In the global buffer the rows of one agent on all ranks come before those of the next. Which rank
+    works on a row of a mini-batch is decided for each anew (`balance.dealt`), whoever wrote it.
     """
     device = rollout.response_ids.device
     by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
@@ -133,16 +136,24 @@ def minibatches(
     for number, part in enumerate(rows):
         if counts[0][number] == 0:
             continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
-        picked = part if len(part) else torch.zeros(1, dtype=torch.long)
-        batch = Minibatch(
-            rollout=Rollout(**take(rollout, picked)),
-            targets=Targets(**take(targets, picked)),
-            num_tokens=int(counts[0][number]),
-            num_sequences=int(counts[1][number]),
-            num_values=int(counts[2][number]),
-            agent=agent[picked.to(device)],
-        )
-        yield batch if len(part) else batch.ignored()
+        counts_of = [column[number] for column in counts]
+        own = _at(rollout, targets, agent, part, counts_of)
+        if distributed.world_size() > 1:
+            own = dealt(own)
+        yield own if len(own.agent) else _at(rollout, targets, agent, here.new_zeros(1), counts_of).ignored()
+
+
+def _at(rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: Sequence[float]) -> Minibatch:
+    """Some of the rows, with the counts of tokens, sequences and values of the whole mini-batch."""
+    tokens, sequences, values = map(int, counts)
+    return Minibatch(
+        rollout=Rollout(**take(rollout, rows)),
+        targets=Targets(**take(targets, rows)),
+        num_tokens=tokens,
+        num_sequences=sequences,
+        num_values=values,
+        agent=agent[rows.to(agent.device)],
+    )
 
 
 def _stop_if_not_finite(learner: Learner, result: StepResult) -> None:
