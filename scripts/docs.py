@@ -167,8 +167,8 @@ def config_page() -> str:
     ]
     lines += ["Values of one agent: `task.agents.<name>.<group>.<key>`, for all keys of `actor` and `critic`, and for"]
     for group, cls in KEYS_PER_AGENT.items():
-        lines += [f"{' '.join(f'`{field.name}`' for field in fields(cls))} of `{group}`" + "," * (group == "rollout")]
-    lines[-1] += "."
+        lines += [f"{' '.join(f'`{field.name}`' for field in fields(cls))} of `{group}`,"]
+    lines[-1] = lines[-1].rstrip(",") + "."
     lines += ["`task.agents.<name>.actor=` and `.critic=` choose another kind for one agent.", ""]
     lines += ["## Top level", ""]
     lines += _table(schema.RunConfig, {"": compose_node([])})

@@ -3,7 +3,7 @@
 # is given to pytest. --quick in place of the first argument: the tests of configuration, formulas, types and layers alone.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[test]"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # several processes, a thread each
-parallel=(-n auto --maxprocesses 4 --dist loadfile)
+parallel=(-n logical --maxprocesses 4 --dist loadfile)
 if [ "${1:-}" = "--quick" ]; then
   shift
   set -- "${parallel[@]}" tests/formulas tests/rewards tests/tasks tests/config/test_checks.py tests/test_layers.py \

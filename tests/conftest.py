@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
-# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank
+# `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -25,9 +27,15 @@ install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody im
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick tests first, as what is broken everywhere shows at once; side by side slow ones, for a short end."""
-    slow_first = hasattr(config, "workerinput")
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is not None) != slow_first)
+    """Quick tests first, as what is broken everywhere shows at once.
+
+    Side by side, where a file stays together: quick files first, then those of most slow tests, for a short end.
+    """
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow") is not None)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (item.path in slow, -slow[item.path]))
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 def pytest_collection_finish() -> None:

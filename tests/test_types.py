@@ -81,23 +81,35 @@ def test_trimming_cuts_response_columns_and_nothing_else(prompt_width: int) -> N
     assert torch.equal(short.final_values, targets().final_values)
 
 
+def minibatch() -> Minibatch:
+    return Minibatch(
+        rollout=rollout(),
+        targets=targets(),
+        num_tokens=99,
+        num_sequences=7,
+        num_values=5,
+        agent=torch.arange(B),
+    )
+
+
 def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_global_counts() -> None:
-    whole = Minibatch(rollout=rollout(), targets=targets(), num_tokens=99, num_sequences=7, num_values=5)
+    whole = minibatch()
     part = whole.rows([1, 0])
     assert part.rollout.response_ids.shape == part.targets.returns.shape == (2, 4)
     assert part.rollout.texts == ["row 1", "row 0"]
+    assert part.agent.tolist() == [1, 0]
     assert (part.num_tokens, part.num_sequences, part.num_values) == (99, 7, 5)
     assert torch.equal(part.targets.advantages, targets().advantages[[1, 0], :4])
     assert torch.equal(part.targets.final_values, targets().final_values[[1, 0]])
 
 
 def test_rows_that_are_all_empty_keep_one_column() -> None:
-    part = Minibatch(rollout=rollout(), targets=targets(), num_tokens=1, num_sequences=1, num_values=1).rows([2])
+    part = minibatch().rows([2])
     assert part.rollout.response_mask.tolist() == [[False]]
 
 
 def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
-    whole = Minibatch(rollout=rollout(), targets=targets(), num_tokens=99, num_sequences=7, num_values=5)
+    whole = minibatch()
     ignored = whole.ignored()
     assert not ignored.targets.loss_mask.any()
     assert not ignored.targets.value_mask.any()

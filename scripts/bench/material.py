@@ -39,7 +39,7 @@ AGENT = """  a{number}:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of the model: a Llama with as many key-value heads as heads."""
+    """Of the model, a Llama: with as many key-value heads as heads, where nothing else is said."""
 
     layers: int = 4
     hidden: int = 256
@@ -47,9 +47,20 @@ class Shape:
     intermediate: int = 1024
     vocabulary: int = 64
     context: int = 1024
+    key_value_heads: int | None = None
+    tied: bool = False  # whether the head has the weights of the embedding
+
+    @property
+    def parameters(self) -> int:
+        """How many weights: those of norms aside."""
+        kv = (self.key_value_heads or self.heads) * (self.hidden // self.heads)
+        layer = 2 * self.hidden * (self.hidden + kv) + 3 * self.hidden * self.intermediate
+        return self.layers * layer + (1 if self.tied else 2) * self.vocabulary * self.hidden
 
 
-def make(folder: Path, shape: Shape, agents: int, *, talk: bool = False, heard: int = 0) -> list[str]:
+def make(
+    folder: Path, shape: Shape, agents: int, *, talk: bool = False, heard: int = 0, dtype: torch.dtype = torch.float32
+) -> list[str]:
     """Write everything below `folder` and return the overrides that use it.
 
     In a `talk` an agent hears what others said before it speaks; from its second turn on, where `heard` is set, it is
@@ -58,7 +69,7 @@ def make(folder: Path, shape: Shape, agents: int, *, talk: bool = False, heard: 
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
     if not model.exists():
-        _model(shape).save_pretrained(model)
+        _model(shape).to(dtype).save_pretrained(model)  # pyright: ignore[reportArgumentType]
         _tokenizer(shape.vocabulary).save_pretrained(model)
     words = random.Random(0)
     for name, rows in (("train", PROMPTS), ("eval", EVALUATED)):
@@ -97,12 +108,12 @@ def _model(shape: Shape) -> LlamaForCausalLM:
             intermediate_size=shape.intermediate,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
-            num_key_value_heads=shape.heads,
+            num_key_value_heads=shape.key_value_heads or shape.heads,
             max_position_embeddings=shape.context,
             pad_token_id=0,
             bos_token_id=None,
             eos_token_id=1,
-            tie_word_embeddings=False,
+            tie_word_embeddings=shape.tied,
         )
     )
 

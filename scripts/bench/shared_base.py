@@ -120,7 +120,7 @@ def _held() -> int:
 
 def _decoding(trainer: Any) -> dict[str, float]:
     """Seconds of a rollout of all agents at once, and one after another."""
-    from ippo_cli.training.trainer import Stopwatch
+    from ippo_cli.training.stopwatch import Stopwatch
 
     modules = [agent.policy.engine.module for agent in trainer.state.team.values()]
     base = modules[0].rows_apart
@@ -131,7 +131,7 @@ def _decoding(trainer: Any) -> dict[str, float]:
                 module.rows_apart = base if name == "joint" else None
             began = time.perf_counter()
             watch = Stopwatch()
-            trainer.experience(number, watch)
+            trainer.source.get(number, trainer.state.moments, watch)
             assert time.perf_counter() > began
             times.append(watch.seconds["rollout"])
     found = {name: statistics.median(times[1:]) for name, times in seconds.items()}

@@ -131,13 +131,15 @@ def meetings(*arguments: str, turns: int, episodes: int, about: str) -> Task:
     )
 
 
-def matrix(name: str, payoffs: Payoffs, kind: Kind, *, turns: int, episodes: int, about: str) -> Task:
+def matrix(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> Task:
+    """A matrix game that is played again and again."""
+    turns = 4
     return Task(
         about=about,
         kind=kind,
         turns=str(turns),
         overrides=(*world(name, f"turns={turns}"), *SEES_ALL),
-        episodes=episodes,
+        episodes=20 * BUFFER,
         bounds=lambda: matrix_bounds(payoffs),
     )
 
@@ -258,24 +260,18 @@ TASKS: dict[str, Task] = {
         "convention",
         CONVENTION,
         Kind.team,
-        turns=4,
-        episodes=20 * BUFFER,
         about="both are paid for the same one of four signs",
     ),
     "stag_hunt": matrix(
         "stag_hunt",
         STAG_HUNT,
         Kind.mixed,
-        turns=4,
-        episodes=20 * BUFFER,
         about="a stag takes both (1), a hare one (.75, or .5 beside the other): mean pay",
     ),
     "dilemma": matrix(
         "dilemma",
         DILEMMA,
         Kind.mixed,
-        turns=4,
-        episodes=20 * BUFFER,
         about="prisoners' dilemma, repeated: mean pay (.2 where both defect)",
     ),
     "duel": Task(

@@ -27,7 +27,11 @@ GAPS = (
     ("response_value_centralized", "response_value", "the same, with a clipped ratio"),
     ("ippo_centralized", "ippo_clipped", "the same with a value per token and GAE over turns, with a clipped ratio"),
     ("mappo", "ippo_clipped", "MAPPO as published less IPPO"),
-    ("ippo_clipped", "response_value", "a value per token and GAE less a value per response, both decentralised, clipped"),
+    (
+        "ippo_clipped",
+        "response_value",
+        "a value per token and GAE less a value per response, both decentralised, clipped",
+    ),
     ("ippo", "comlrl_iac", "the same, on-policy"),
 )
 

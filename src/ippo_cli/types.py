@@ -268,6 +268,7 @@ class Minibatch:
     num_tokens: int  # over all ranks and micro-batches of the step, where loss_mask is set
     num_sequences: int  # likewise: rows with a non-empty loss_mask
     num_values: int  # likewise: where value_mask is set
+    agent: Tensor  # [b] int64: whose row it is, by its place among the agents that are trained together
 
     def rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Some of the rows, trimmed to the columns they use, with the same global counts: a micro-batch."""
@@ -277,6 +278,7 @@ class Minibatch:
             self,
             rollout=trimmed(rollout, self.rollout.response_ids.shape[1], width),
             targets=trimmed(Targets(**take(self.targets, rows)), self.rollout.response_ids.shape[1], width),
+            agent=self.agent[torch.as_tensor(rows, dtype=torch.long, device=self.agent.device)],
         )
 
     def ignored(self) -> Self:

@@ -56,6 +56,23 @@ def test_what_a_run_began_with_must_be_there_when_it_goes_on(change: str, tmp_pa
     assert raised.value.exit_code == 14
 
 
+def test_a_frozen_agents_adapter_must_be_what_it_was_when_the_run_goes_on(tmp_path: Path) -> None:
+    model, adapter, run = model_folder(tmp_path / "model"), tmp_path / "adapter", tmp_path / "run"
+    run.mkdir()
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).write_text("as it was")
+    lora = ["task=sorting", "actor=lora", f"actor.model={model}", "task.agents.low.frozen=true"]
+    config, weights = (
+        load_config([*lora, f"task.agents.low.actor.adapter={adapter}"]),
+        dict.fromkeys(("low", "high"), model),
+    )
+    assert pinned(config, weights, run) == config == pinned(config, weights, run)
+    (adapter / "adapter_model.safetensors").write_text("as it became")
+    with pytest.raises(ResumeError, match=r"adapter_model\.safetensors is not what this run began with"):
+        pinned(config, weights, run)
+
+
 def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,14 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
         behavior_weights=MASK.float() if weights is None else weights,
         sample_counts=torch.ones(2).long(),
     )
-    return Minibatch(rollout=rollout, targets=targets, num_tokens=4, num_sequences=2, num_values=2 if by_turn else 4)
+    return Minibatch(
+        rollout=rollout,
+        targets=targets,
+        num_tokens=4,
+        num_sequences=2,
+        num_values=2 if by_turn else 4,
+        agent=torch.zeros(2).long(),
+    )
 
 
 def said(logprobs: torch.Tensor, full_kl: torch.Tensor | None = None) -> PolicyOutput:

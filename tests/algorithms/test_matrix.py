@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ PIECES: dict[str, tuple[str, ...]] = {
 BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/")
 
 
+@cache
 def critics(algorithm: str) -> tuple[str, ...]:
     """Those that an algorithm has a use for."""
     made = load_config([f"algorithm={algorithm}"])

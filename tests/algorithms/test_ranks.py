@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded import loaded
 from rank_scripts import found_by_ranks
 
 RANKS = Path(__file__).with_name("ranks.py")
@@ -15,12 +15,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
     """What ranks.py finds in one process, for all rows."""
-    spec = importlib.util.spec_from_file_location("algorithm_ranks", RANKS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.results(slice(0, 8))
+    return loaded(RANKS, "algorithm_ranks").results(slice(0, 8))
 
 
 @pytest.fixture(scope="module")

@@ -11,21 +11,20 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small import a_trainer, newest_intact
+from small import a_trainer, experience_of, newest_intact
 
 from ippo_cli.algorithms.targets import next_kl_coef
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.formulas import adaptive_kl_step, gae
-from ippo_cli.training.trainer import Stopwatch
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
 
 
 def corridor(trainer):
     """Rollouts, scores and targets of the first iteration, and the KL coefficients that the next one uses."""
-    experience, _ = trainer.experience(0, Stopwatch())
+    experience = experience_of(trainer)
     targets, kl_coef = trainer.state.algorithm.targets(trainer.state.team, experience)
     return experience.rollouts, experience.scores, targets, kl_coef
 
@@ -114,7 +113,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
         assert again[3] == kl_coef
         trainer.state.algorithm.kl_coef = kl_coef
-        moved, _ = trainer.state.algorithm.targets(trainer.state.team, trainer.experience(0, Stopwatch())[0])
+        moved, _ = trainer.state.algorithm.targets(trainer.state.team, experience_of(trainer))
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact(trainer.run.folder / "checkpoints")
@@ -129,7 +128,7 @@ def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_pat
         with torch.no_grad():
             for parameter in trainer.state.team["low"].policy.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         rollout, spoke = experience.rollouts["low"], torch.arange(16) < 4
         silenced = replace(
             rollout,

@@ -80,6 +80,7 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
         ("critic.value_head_hidden_dim=8", "task.agents.low.critic.value_head_hidden_dim: None -> 8"),
         ("task.agents.high.critic.dtype=bf16", "task.agents.high.critic.dtype: fp32 -> bf16"),
         ("critic=value_head", "critic.kind: separate -> value_head"),
+        ("team=shared_policy", "team.kind: independent -> shared_policy"),
         ("deepspeed=zero3", "deepspeed.stage: 1 -> 3"),
         ("deepspeed.offload_optimizer=true", "deepspeed.offload_optimizer: False -> True"),
         ("task=sorting_solo", "task.agents.high.actor.dtype: fp32 -> None"),

@@ -125,6 +125,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
     ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
     ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
+    ((HAPPO,), {"algorithm.sequential_correction.cap": 0.5}, 1, "algorithm.sequential_correction.cap=0.5 truncates"),
     ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
     ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
     (
@@ -132,6 +133,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"task.agents.low.frozen": True, "task.agents.low.critic.learning_rate": 0.5},
         1,
         "task.agents.low.critic.learning_rate=0.5 would do nothing",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"task.agents.low.frozen": True, "task.agents.low.algorithm.ppo_epochs": 3},
+        1,
+        "task.agents.low.algorithm.ppo_epochs=3 would do nothing: task.agents.low.frozen=true",
+    ),
+    (
+        ("algorithm=mappo",),
+        {"critic.shared": True, "task.agents.high.algorithm.ppo_epochs": 3},
+        1,
+        "critic.ppo_epochs=null follows algorithm.ppo_epochs, which is 5 of low and 3 of high",
     ),
     (
         (SHARED,),
@@ -301,6 +314,20 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("deepspeed=zero0",), {"deepspeed.offload_optimizer": True}, 1, "deepspeed.offload_optimizer=true needs ZeRO"),
     ((), {"reward.team_weight": 0.0}, 1, "reward.team_weight=0 reward.agent_weight=0 leave no reward"),
     (
+        (),
+        {"task.agents.low.reward.team_weight": 0.0},
+        1,
+        "task.agents.low.reward.team_weight=0 task.agents.low.reward.agent_weight=0 leave no reward",
+    ),
+    ((), {"reward.turn_weight": 0.5}, 1, "reward.turn_weight=0.5 would do nothing: reward=exact_match gives no"),
+    (
+        (),
+        {"task.agents.high.reward.turn_weight": 0.5},
+        1,
+        "task.agents.high.reward.turn_weight=0.5 would do nothing: reward=exact_match gives no",
+    ),
+    (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 would do nothing: reward=grid"),
+    (
         ("task=arithmetic",),
         {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
         1,
@@ -445,24 +472,32 @@ def outside(interval: Range) -> Iterator[float]:
     yield interval.high if interval.open_high else interval.high + 1
 
 
+def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
+    """What is said of every leaf that is set to a finite number outside its range: its dotted name, the range, the
+    number and the error. The leaf has its value again afterwards."""
+    for owner, name, key, interval in bounded(made):
+        before = getattr(owner, name)
+        for value in filter(math.isfinite, outside(interval)):
+            setattr(owner, name, value)
+            with pytest.raises(ConfigError) as raised:
+                check(made, 1)
+            setattr(owner, name, before)
+            yield key, interval, value, str(raised.value)
+
+
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
 def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     seen: set[str] = set()
-    for owner, name, key, interval in bounded(made):
+    for key, _, value, said in refusals(made):
+        setting, _, rest = said.partition(" ")
+        rule, _, remedy = rest.partition("; ")
+        assert setting == f"{key}={value}"
+        assert rule.startswith("is out of range; it must lie in"[: len(rule)])
+        assert remedy
+        seen.add(key.rpartition(".")[2])
+    for owner, name, key, _ in bounded(made):
         before = getattr(owner, name)
-        for value in outside(interval):
-            if not math.isfinite(value):
-                continue
-            setattr(owner, name, value)
-            with pytest.raises(ConfigError) as raised:
-                check(made, 1)
-            setting, _, rest = str(raised.value).partition(" ")
-            rule, _, remedy = rest.partition("; ")
-            assert setting == f"{key}={value}"
-            assert rule.startswith("is out of range; it must lie in"[: len(rule)])
-            assert remedy
-            seen.add(name)
         for value in (math.nan, math.inf, -math.inf):
             setattr(owner, name, value)
             with pytest.raises(ConfigError, match=re.escape(f"{key}={value} ")):
@@ -492,23 +527,15 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
 
 def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: Make) -> None:
     made = config()
-    for owner, name, _, interval in bounded(made):
-        before = getattr(owner, name)
-        for value in outside(interval):
-            if not math.isfinite(value):
-                continue
-            setattr(owner, name, value)
-            with pytest.raises(ConfigError) as raised:
-                check(made, 1)
-            words, _, bound = str(raised.value).rsplit("; ", 1)[1].rpartition(" ")
-            below = value <= interval.low
-            assert float(bound) == pytest.approx(interval.low if below else interval.high)
-            assert words.endswith(
-                {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
-                    below, interval.open_low if below else interval.open_high
-                ]
-            )
-        setattr(owner, name, before)
+    for _, interval, value, said in refusals(made):
+        words, _, bound = said.rsplit("; ", 1)[1].rpartition(" ")
+        below = value <= interval.low
+        assert float(bound) == pytest.approx(interval.low if below else interval.high)
+        assert words.endswith(
+            {(True, True): "above", (True, False): "at least", (False, True): "below", (False, False): "at most"}[
+                below, interval.open_low if below else interval.open_high
+            ]
+        )
 
 
 def test_every_number_has_a_range_or_is_known_to_need_none() -> None:

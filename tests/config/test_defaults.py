@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ FUNCTION = ("reward=function", "reward.function=reward.py:score")
 ALGORITHMS = ("ippo", "ppo", "grpo", "actor_critic", "turn_ppo")  # the others start from these pieces
 
 
+@cache
 def composed(*overrides: str) -> Config:
     config = load_config(overrides)
     check(config, 1)

@@ -84,8 +84,9 @@ def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str,
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
     values = resolve(compose_node([choice]))
-    unnamed = values["actor"]["kind"] == "full" and values["actor"]["model"] is None  # it is for the user's folder
-    check(load_config([choice, *(["actor.model=folder"] if unnamed else [])]), world_size=1)
+    if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # it is for the user's folder
+        values = resolve(compose_node([choice, "actor.model=folder"]))
+    check(typed(values), world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -278,25 +279,31 @@ def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[st
     assert split(raised.value)[2]
 
 
-def test_one_agents_sampling_and_steps_stand_over_the_runs() -> None:
+def test_one_agents_sampling_steps_and_weights_stand_over_the_runs() -> None:
     typed_now = [
         "rollout.temperature=0.7",
         "task.agents.low.rollout.temperature=0.5",
         "task.agents.low.rollout.top_k=4",
     ]
     made = load_config(
-        [*typed_now, "algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"]
+        [
+            *typed_now,
+            *("algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"),
+            *("reward.team_weight=0.25", "task.agents.high.reward.agent_weight=2"),
+        ]
     )
     low, high = made.task.agents.values()
     assert (low.rollout.temperature, low.rollout.top_k, low.rollout.max_new_tokens) == (0.5, 4, 8)
     assert (high.rollout.temperature, high.rollout.top_k, high.rollout.max_new_tokens) == (0.7, 0, 8)
     assert (low.algorithm.ppo_epochs, high.algorithm.ppo_epochs) == (2, 5)
+    assert (low.reward.team_weight, low.reward.agent_weight, low.reward.turn_weight) == (0.25, 0.0, 1.0)
+    assert (high.reward.team_weight, high.reward.agent_weight, high.reward.turn_weight) == (0.25, 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
     "key",
-    ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9"],
-    ids=["rollout", "algorithm"],
+    ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9", "task.agents.low.reward.scale=2"],
+    ids=["rollout", "algorithm", "reward"],
 )
 def test_what_is_one_for_all_agents_is_no_key_of_one(key: str) -> None:
     with pytest.raises(HydraException):

@@ -14,6 +14,7 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.teams import base_of, bases, critics, holders, members
 
 Make = Callable[..., Any]
+FROZEN = ("task.agents.high.frozen=true",)
 
 
 def test_independent_agents_have_their_own_weights(config: Make) -> None:
@@ -39,6 +40,17 @@ def test_groups_are_typed_on_the_command_line(typed: str) -> None:
 def test_agents_of_a_group_may_be_sampled_differently_but_for_the_temperature(config: Make) -> None:
     own = {"task.agents.high.rollout.max_new_tokens": 4, "task.agents.high.rollout.top_k": 3}
     check(config(("team=shared_policy",), **own), 1)
+
+
+def test_one_critic_for_all_has_steps_of_its_own_where_agents_do_not_agree() -> None:
+    typed = ["algorithm=mappo", "critic.shared=true", "critic.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=3"]
+    check(load_config(arguments(typed)), 1)
+
+
+def test_a_frozen_agent_may_be_of_another_kind_than_those_who_learn() -> None:
+    check(
+        load_config(arguments([*FROZEN, "task.agents.high.actor=full", "task.agents.high.actor.model=some/model"])), 1
+    )
 
 
 def test_groups_belong_to_shared_weights_alone() -> None:

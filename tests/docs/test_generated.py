@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loaded import loaded
 
 from ippo_cli.cli.diagnose import groups
 from ippo_cli.config.aliases import ALIASES
@@ -20,12 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "scripts" / "docs.py", "docs_script")
 
 
 def test_every_generated_page_is_up_to_date(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import forked
 
 import ippo_cli
 
@@ -18,9 +19,9 @@ SOURCE = Path(ippo_cli.__file__).parents[1]
 
 
 def start_ranks(
-    script: Path, *arguments: str, folder: Path, world_size: int = 2, **environment: str
-) -> list[subprocess.Popen[bytes]]:
-    """The processes; what each prints goes to `printed` and `errors` with its number, in the folder."""
+    program: Path | str, *arguments: str, folder: Path, world_size: int = 2, **environment: str
+) -> list[ForkServerProcess]:
+    """A script, or a module by its name, as ranks; what each prints goes to `printed` and `errors` with its number."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -34,24 +35,31 @@ def start_ranks(
         "MASTER_PORT": str(port),
         **environment,
     }
-    children = []
-    for rank in map(str, range(world_size)):
-        command = [sys.executable, str(script), *arguments]
-        with (folder / f"printed{rank}").open("wb") as printed, (folder / f"errors{rank}").open("wb") as errors:
-            own = {**shared, "RANK": rank, "LOCAL_RANK": rank}
-            children.append(subprocess.Popen(command, env=own, stdout=printed, stderr=errors))
-    return children
+    return [
+        forked.start(
+            program,
+            *arguments,
+            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            printed=folder / f"printed{rank}",
+            errors=folder / f"errors{rank}",
+        )
+        for rank in range(world_size)
+    ]
 
 
-def finish(children: Sequence[subprocess.Popen[bytes]], limit_s: float) -> list[int | None]:
+def finish(children: Sequence[ForkServerProcess], limit_s: float) -> list[int | None]:
     """Exit codes of all; the first failure, or the time limit, ends the others."""
     deadline = time.monotonic() + limit_s
-    while any(child.poll() is None for child in children):
-        if any(child.poll() not in (None, 0) for child in children) or time.monotonic() > deadline:
-            for child in children:
-                child.kill()
-        time.sleep(0.05)
-    return [child.returncode for child in children]
+    try:
+        while any(child.is_alive() for child in children):
+            if any(child.exitcode not in (None, 0) for child in children) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    return [child.exitcode for child in children]
 
 
 def said(folder: Path) -> str:

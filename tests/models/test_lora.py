@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import AdapterInit, Dtype, LoraConfig
 from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.adapters import AdapterCritic, AdapterPolicy
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
 from ippo_cli.models.layout import Sequences, build_sequences
 from ippo_cli.models.load import backbone_of
-from ippo_cli.models.lora import FILES, Adapter, AdapterCritic, AdapterPolicy, FrozenBase
+from ippo_cli.models.lora import FILES, Adapter, FrozenBase
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.types import Rollout
 

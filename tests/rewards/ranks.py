@@ -18,7 +18,7 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.counterfactual import answers_to_prompts, recombined_baseline
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import attempt, failed_rows, mixed, mixed_scores, processed, score, stop_beyond_budget
+from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, mixed_scores, processed, score, stop_beyond_budget
 from ippo_cli.types import Episode
 
 AGENTS = ["low", "high"]
@@ -78,7 +78,7 @@ def main() -> dict[str, Any]:
     given, failure = attempt(fails_on_one, rows, ["low"], settings())
     found["parts after a failure"] = list(given.parts)
     found["valid"] = given.valid
-    failed = failed_rows(given, mixed(given, "low", rows, settings()))
+    failed = failed_rows(given, mixed_for(given, "low", rows, settings()))
     try:
         stop_beyond_budget(failed, failure, settings(failure_budget=0.4))
     except RewardError as error:
@@ -106,8 +106,9 @@ def divided_prompts() -> list[float]:
     rows = {0: range(4), 1: range(4, 6)}[RANK]
     episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
     answers = answers_to_prompts(episodes, 3)
-    baseline = recombined_baseline(worth, episodes, answers, 3, "low", AGENTS, settings())
-    return (mixed_scores(worth, episodes, AGENTS, ["low"], settings()).numbers["low"] - baseline.numbers)[:, 0].tolist()
+    baseline = recombined_baseline(worth, episodes, answers, 3, "low", dict.fromkeys(AGENTS, settings()), settings())
+    own = mixed_scores(worth, episodes, dict.fromkeys(AGENTS, settings()), ["low"], settings())
+    return (own.numbers["low"] - baseline.numbers)[:, 0].tolist()
 
 
 def worth(episodes: Sequence[Episode]) -> Reward:

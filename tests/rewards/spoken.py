@@ -11,7 +11,7 @@ from ippo_cli.types import Completion, Episode, Turn
 
 
 def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
-    """Turns as (agent, step, text), and what it was told and whether it ended by itself where that matters.
+    """Turns as (agent, step, text), and where that matters what it was told, whether it ended, and of how many tokens.
 
     Nothing is paid, in as many steps as somebody acted in.
     """
@@ -40,7 +40,7 @@ def spoken_once(examples: Sequence[Any], texts: Mapping[str, Sequence[str]]) -> 
     ]
 
 
-def _turn(agent: str, step: int, text: str, observation: str = "", finished: bool = True) -> Turn:
-    none = torch.zeros(0)
+def _turn(agent: str, step: int, text: str, observation: str = "", finished: bool = True, tokens: int = 0) -> Turn:
+    none = torch.zeros(tokens)
     said = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=finished)
     return Turn(agent=agent, step=step, observation=observation, prompt=[], completion=said)

@@ -50,20 +50,24 @@ def played(row: str, column: str) -> list[Episode]:
 def learnt(
     reward: Any, episodes: Sequence[Episode], baselines: dict[str, Baseline], config: Any, how: CreditAssignment
 ) -> Scored:
-    own = mixed_scores(reward, episodes, AGENTS, AGENTS, config)
+    own = mixed_scores(reward, episodes, dict.fromkeys(AGENTS, config), AGENTS, config)
     moments = {name: ScoreMoments() for name in AGENTS}
     return processed_scores(own, episodes, config, moments, {how: baselines})
 
 
 def by_difference(reward: Any, episodes: list[Episode], others: dict[str, list[Episode]], config: Any) -> Scored:
-    baselines = {name: other_episodes_baseline(reward, episodes, others[name], name, AGENTS, config) for name in AGENTS}
+    baselines = {
+        name: other_episodes_baseline(reward, episodes, others[name], name, dict.fromkeys(AGENTS, config), config)
+        for name in AGENTS
+    }
     return learnt(reward, episodes, baselines, config, CreditAssignment.difference)
 
 
 def by_recombination(reward: Any, episodes: list[Episode], generations: int, config: Any) -> Scored:
     answers = answers_to_prompts(episodes, generations)
     baselines = {
-        name: recombined_baseline(reward, episodes, answers, generations, name, AGENTS, config) for name in AGENTS
+        name: recombined_baseline(reward, episodes, answers, generations, name, dict.fromkeys(AGENTS, config), config)
+        for name in AGENTS
     }
     return learnt(reward, episodes, baselines, config, CreditAssignment.counterfactual)
 
@@ -121,7 +125,9 @@ def test_recombination_agrees_with_a_slow_reference_on_random_buffers(settings: 
 
         answers = answers_to_prompts(episodes, generations)
         for place, name in enumerate(agents):
-            baseline = recombined_baseline(reward, episodes, answers, generations, name, agents, settings())
+            baseline = recombined_baseline(
+                reward, episodes, answers, generations, name, dict.fromkeys(agents, settings()), settings()
+            )
             expected = []
             for row in range(len(episodes)):
                 first = row - row % generations
@@ -143,7 +149,9 @@ def test_equal_answers_are_asked_about_once_and_count_as_often_as_they_were_give
         return game(episodes)
 
     episodes = played("aaab", "abab")
-    baseline = recombined_baseline(reward, episodes, answers_to_prompts(episodes, 4), 4, "row", AGENTS, settings())
+    baseline = recombined_baseline(
+        reward, episodes, answers_to_prompts(episodes, 4), 4, "row", dict.fromkeys(AGENTS, settings()), settings()
+    )
     assert len(asked) == 2 + 2 + 2 + 1
     assert baseline.numbers[:, 0].tolist() == pytest.approx([(4 + 4 + 1) / 3, (0 + 0 + 2) / 3, (4 + 4 + 1) / 3, 0.0])
 
@@ -155,7 +163,12 @@ def test_leaving_an_agent_out_is_an_empty_answer_in_its_place(settings: Make) ->
     episodes = spoken_once([{}] * 2, {"row": ["abc", ""], "column": ["x", "yz"]})
     found = {
         name: other_episodes_baseline(
-            lengths, episodes, [silent(one, name) for one in episodes], name, AGENTS, settings()
+            lengths,
+            episodes,
+            [silent(one, name) for one in episodes],
+            name,
+            dict.fromkeys(AGENTS, settings()),
+            settings(),
         )
         for name in AGENTS
     }
@@ -176,7 +189,7 @@ def test_what_is_measured_for_the_log_alone_is_subtracted_from_nothing(settings:
     others = {"row": played("ba", "aa"), "column": played("aa", "bb")}
     episodes = played("aa", "aa")
     plain = processed_scores(
-        mixed_scores(game, episodes, AGENTS, AGENTS, settings()),
+        mixed_scores(game, episodes, dict.fromkeys(AGENTS, settings()), AGENTS, settings()),
         episodes,
         settings(),
         dict.fromkeys(AGENTS, ScoreMoments()),
@@ -216,7 +229,9 @@ def test_an_answer_that_nobody_else_gave_a_score_to_has_no_counterfactual(settin
 
     episodes = played("abba", "aaaa")
     episodes[3] = replace(episodes[3], failure=ValueError("lost"), turns=[])
-    baseline = recombined_baseline(picky, episodes, answers_to_prompts(episodes, 2), 2, "row", AGENTS, settings())
+    baseline = recombined_baseline(
+        picky, episodes, answers_to_prompts(episodes, 2), 2, "row", dict.fromkeys(AGENTS, settings()), settings()
+    )
     assert baseline.known.tolist() == [False, True, False, False]
     assert baseline.numbers[1].tolist() == [4]
 
@@ -248,7 +263,7 @@ def test_other_episodes_are_compared_turn_by_turn_and_what_they_had_more_of_fall
         episode(("row", 0, "10"), ("row", 1, "20"), ("row", 2, "30"), ("row", 3, "40")),
         episode(("row", 0, "50")),
     ]
-    baseline = other_episodes_baseline(paid, here, there, "row", AGENTS, config)
+    baseline = other_episodes_baseline(paid, here, there, "row", dict.fromkeys(AGENTS, config), config)
     assert baseline.numbers.tolist() == [[10, 90, 0], [50, 0, 0]]
     assert folded(torch.tensor([[1.0, 2.0]]), torch.tensor([0])).tolist() == [[3.0]]
 
@@ -281,5 +296,7 @@ def test_answers_differ_by_their_tokens_and_by_how_they_ended(settings: Make) ->
     episodes = played("aaa", "aaa")
     for row, completion in enumerate((said([1], True), said([2], True), said([2], False))):
         episodes[row] = replaced(episodes[row], "row", (completion, not completion.finished))
-    recombined_baseline(reward, episodes, answers_to_prompts(episodes, 3), 3, "row", AGENTS, settings())
+    recombined_baseline(
+        reward, episodes, answers_to_prompts(episodes, 3), 3, "row", dict.fromkeys(AGENTS, settings()), settings()
+    )
     assert counts == [6]

@@ -19,7 +19,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import Scored, score
+from ippo_cli.rewards.score import Scored, refuse_idle_weights, score
 from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
@@ -79,6 +79,44 @@ def test_what_is_given_by_turn_has_a_weight_beside_what_is_given_for_the_episode
     assert ended["low"].score.tolist() == [[0, 2050], [100, 0], [150, 0]]
     with pytest.raises(ConfigError, match=r"reward\.turn_weight=0\.0 counts nothing of this reward"):
         scored(single, THREE, settings(**weights, turn_weight=0.0))
+
+
+def test_each_agent_is_weighed_with_its_own_weights_and_told_by_their_names(settings: Make) -> None:
+    by_turn = {"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]}
+    team = Reward(team=[100, 200, 300], team_by_step=[[1, 2, 3], [4], [5, 6]], agent_by_turn=by_turn)
+    single = Reward(agent_by_turn=by_turn)
+    weights = {
+        "low": settings(team_weight=0.5, agent_weight=2.0, turn_weight=0.25),
+        "high": settings(team_weight=-1.0, agent_weight=1.0, turn_weight=0.0),
+    }
+    moments = dict.fromkeys(AGENTS, ScoreMoments())
+    found = score(lambda _: team, THREE, settings(), moments, weights=weights).scores
+    for name, own in weights.items():
+        assert torch.equal(found[name].score, scored(team, THREE, own).scores[name].score)
+    assert found["high"].score.tolist() == [[-100, 0], [0, 0], [0, -300]]
+    with pytest.raises(ConfigError, match=r"^task\.agents\.high\.reward\.turn_weight=0\.0 counts nothing"):
+        score(lambda _: single, THREE, settings(), moments, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "said"),
+    [
+        ({"agent": {"low": [1.0], "high": [1.0]}}, "team_weight", "for the team"),
+        ({"team": [1.0]}, "agent_weight", "for agents"),
+        ({"team": [1.0], "agent": {"low": [1.0], "high": [1.0]}}, "turn_weight", "by turn"),
+    ],
+)
+def test_an_agents_own_weight_of_what_a_reward_does_not_give_is_refused(
+    given: dict[str, Any], key: str, said: str, settings: Make
+) -> None:
+    weights = {"low": settings(), "high": settings(**{key: 0.5})}
+    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 would do nothing: the reward gives no numbers {said}"
+    with pytest.raises(ConfigError, match=rule):
+        refuse_idle_weights(Reward(**given), weights, settings())
+    refuse_idle_weights(Reward(**given, valid=[False]), weights, settings())  # nothing is known of it
+    full = Reward(team_by_step=[[1.0]], agent_by_turn={"low": [[1.0]], "high": [[1.0]]})
+    refuse_idle_weights(full, weights, settings())
+    refuse_idle_weights(Reward(**given), dict.fromkeys(AGENTS, settings(**{key: 0.5})), settings(**{key: 0.5}))
 
 
 def test_an_agent_without_a_turn_has_no_valid_row_and_none_that_failed(settings: Make) -> None:

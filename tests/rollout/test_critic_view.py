@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from players import TOKENIZER, Players
+from spoken import episode as an_episode
 
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.tiny import byte_tokenizer
@@ -345,7 +346,7 @@ def test_own_words_are_the_last_to_be_left_out() -> None:
     ]
     prompt = [*ids("123"), *ids("ab"), TOKENIZER.eos_token_id, *ids("678")]
     last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=said("d"))
-    (episode,) = [an_episode([first, *others, last])]
+    (episode,) = [an_episode(turns=[first, *others, last])]
     texts = read(view([episode], "low", layout(context=27)).rollout)[0]
     # Before the first turn the oldest goes: with it there are 9 + 9 + 3 tokens, and 4 must be left for the answer.
     assert [texts[c] for c in sorted(texts)][1] == "high55555¶mid55555¶123"
@@ -360,7 +361,7 @@ def test_a_rewritten_history_begins_anew_behind_all_that_others_said() -> None:
     first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=said("ab"))
     other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=said("c"))
     anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=said("d"))
-    found = view([an_episode([first, other_one, anew])], "low", layout())
+    found = view([an_episode(turns=[first, other_one, anew])], "low", layout())
     texts = read(found.rollout)[0]
     assert [texts[column] for column in sorted(texts) if column >= 0] == [
         "1",
@@ -375,7 +376,7 @@ def test_an_episode_in_which_earlier_weights_spoke_for_the_agent_has_an_empty_ro
     turns = [
         Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=said("ab")) for name in ("low", "high")
     ]
-    episodes = [replace(an_episode(turns), partners=frozenset({"low"}))]
+    episodes = [replace(an_episode(turns=turns), partners=frozenset({"low"}))]
     assert not view(episodes, "low", layout()).rollout.response_mask.any()
     assert read(view(episodes, "high", layout()).rollout)[0][0] == "1¶1"  # and is heard as anybody else
 
@@ -386,7 +387,7 @@ def test_a_beginning_of_sequence_stays_the_first() -> None:
     begins = tokenizer.bos_token_id
     own = Turn(agent="low", step=0, observation="1", prompt=[begins, *ids("1")], completion=said("a"))
     heard = Turn(agent="high", step=0, observation="2", prompt=[begins, *ids("2")], completion=said("b"))
-    episode = an_episode([own, heard])
+    episode = an_episode(turns=[own, heard])
     for agent, text in {"low": "^2¶1", "high": "^1¶2"}.items():
         texts = read(view([episode], agent, layout(tokenizer=tokenizer)).rollout)[0]
         assert texts[min(column for column in texts if column >= 0)] == text
@@ -442,20 +443,3 @@ def said(text: str) -> Completion:
     tokens = torch.tensor([*ids(text), TOKENIZER.eos_token_id])
     zeros = torch.zeros(len(tokens))
     return Completion(ids=tokens, logprobs=zeros, behavior_logprobs=zeros, text=text, finished=True)
-
-
-def an_episode(turns: list[Turn]) -> Episode:
-    return Episode(
-        example={},
-        index=0,
-        turns=turns,
-        rewards=[],
-        final={},
-        last_observations={},
-        terminated=True,
-        unfinished=frozenset(),
-        ended=frozenset(),
-        truncation="",
-        failure=None,
-        parts={},
-    )

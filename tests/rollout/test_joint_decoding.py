@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +11,9 @@ from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.schema import AdapterInit, LoraConfig
-from ippo_cli.models.lora import AdapterPolicy, FrozenBase
-from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.models.adapters import AdapterPolicy
+from ippo_cli.models.lora import FrozenBase
+from ippo_cli.rollout.generator import HfGenerator, Request
 from ippo_cli.tasks.environment import Action, Step
 
 AGENTS = ("low", "high", "mid")
@@ -97,3 +98,27 @@ def test_a_joint_batch_decodes_as_many_rows_at_once_as_it_may(players: Players) 
     base.lm.model.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[0]))
     players.play(ThreeRounds, range(8), decode_batch_size=16)
     assert max(seen) == 16
+
+
+def test_maps_that_have_another_adapter_alone_are_read_as_the_bases(players: Players) -> None:
+    narrow = replace(LORA, target_modules=["q_proj"])
+    base = FrozenBase(model_of(TOKENIZER, 0), "base")
+    adapters = [base.add(config, "actor", 0) for config in (narrow, narrow, replace(LORA, target_modules="all-linear"))]
+    generator = torch.Generator().manual_seed(0)
+    for adapter in adapters:  # the last one is nobody's who speaks: a critic's, or of an agent that is asked apart
+        with torch.no_grad():
+            for parameter in adapter.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    speaking = AGENTS[:2]
+    policies = {
+        name: replace(players.policies[name], policy=AdapterPolicy(base, adapter).eval())
+        for name, adapter in zip(speaking, adapters, strict=False)
+    }
+    requests = [Request(agent=name, prompt=[5, 6, 7], episode=0, index=0, turn=0) for name in speaking]
+
+    def written(who: Sequence[str]) -> list[list[int]]:
+        generator = HfGenerator(policies, ROLLOUT, dict.fromkeys(speaking, ROLLOUT))
+        asked = [request for request in requests if request.agent in who]
+        return [one.ids.tolist() for one in generator.generate(who, asked, DRAWS)]
+
+    assert written(speaking) == [*written(speaking[:1]), *written(speaking[1:])]

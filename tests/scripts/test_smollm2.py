@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import zipfile
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loaded import loaded
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "smollm2.py"
 FOLDER = os.environ.get("IPPO_SMOLLM2")
@@ -17,12 +17,7 @@ FOLDER = os.environ.get("IPPO_SMOLLM2")
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smollm2_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(SCRIPT, "smollm2_script")
 
 
 def test_packages_that_are_missing_are_named_before_anything_is_downloaded(

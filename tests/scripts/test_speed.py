@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from spoken import episode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "speed.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
+import speed  # noqa: E402
 from ideal import Ideal, TurnTokens  # noqa: E402
 from measured_run import turn_tokens  # noqa: E402
 
@@ -23,17 +25,23 @@ from ippo_cli.types import Completion, Episode, Turn  # noqa: E402
 SMALL = "hidden=16 layers=1 rollout.buffer_size=16 rollout.decode_batch_size=16 algorithm.mini_batch_size=8"
 
 
-def timed(*asked: str) -> dict[str, Any]:
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     """What the script says of one iteration of the small model."""
     brief = ["--iterations", "1", "--threads", "1", "--variant", f"small: {SMALL}"]
-    command = [sys.executable, str(SCRIPT), *asked, *brief]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+    def call(*asked: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *asked, *brief])
+        speed.main()
+        return json.loads(capsys.readouterr().out)
+
+    return call
 
 
 @pytest.mark.slow
-def test_a_dialogue_its_turn_and_a_peer_are_timed_beside_each_other(tmp_path: Path) -> None:
+def test_a_dialogue_its_turn_and_a_peer_are_timed_beside_each_other(
+    timed: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text("print({'loss': 1.0})\nprint('{\\n\"episodes_per_sec_excl_first\": 0.5\\n}')\n")
     said = timed("dialogue", "fixed", "--ideal")
@@ -63,20 +71,7 @@ def spoken(agent: str, step: int, prompt: int, written: int) -> Turn:
 
 
 def talk(*turns: Turn) -> Episode:
-    return Episode(
-        example={},
-        index=0,
-        turns=list(turns),
-        rewards=[],
-        final={},
-        last_observations={},
-        terminated=True,
-        unfinished=frozenset(),
-        ended=frozenset(),
-        truncation="",
-        failure=None,
-        parts={},
-    )
+    return episode(turns=list(turns))
 
 
 def test_an_ideal_dialogue_reads_every_token_but_the_last_once() -> None:

@@ -108,10 +108,23 @@ def test_bounds_are_what_random_and_the_best_play_earn(task: str) -> None:
             assert abs(mean - expected) < 4 * error + 1e-9, (mean, error, expected)
 
 
-@pytest.mark.parametrize(("task", "answer"), [("meet", ""), ("convention", "ab"), ("tictactoe", "9"), ("copy_6", "a")])
-def test_what_is_no_action_is_one_at_random(task: str, answer: str) -> None:
-    mean, error = mean_score(made(task), lambda name, told, legal: answer)
-    assert abs(mean - TASKS[task].bounds().random) < 4 * error, (mean, error)
+def test_what_is_no_move_on_a_board_is_one_at_random() -> None:
+    mean, error = mean_score(made("tictactoe"), lambda name, told, legal: "9")
+    assert abs(mean - TASKS["tictactoe"].bounds().random) < 4 * error, (mean, error)
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "legal", "least"),
+    [("meet", "", "s", 0.0), ("convention", "ab", "a", 0.0), ("copy_6", "a", "aa", 0.0), ("duel", "x", "r", -3.0)],
+)
+def test_what_is_no_action_earns_the_least_there_is(task: str, answer: str, legal: str, least: float) -> None:
+    world = made(task)
+    world.reset(0)
+    _, paid, *_ = world.step({"first": answer, "second": legal})
+    assert paid["first"] == least
+    assert paid["second"] == (-least if task == "duel" else least)
+    _, paid, *_ = world.step({"first": answer, "second": answer})
+    assert paid["first"] == paid["second"] == 0.0
 
 
 @pytest.mark.parametrize("task", ["copy_3", "copy_6"])

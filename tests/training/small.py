@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_scripts import finish, said, start_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -30,7 +28,9 @@ from ippo_cli.training.folder import reserve_folder, start_files
 from ippo_cli.training.process import build_trainer, prepare_process, run_training
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.stopwatch import Stopwatch
 from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import Experience
 
 SMALL_MODEL = (
     "actor.hidden_size=32",
@@ -125,6 +125,11 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
         distributed.shutdown()
 
 
+def experience_of(trainer: Trainer, iteration: int = 0) -> Experience:
+    """What an iteration learns from with the weights as they are; nothing is learnt from it."""
+    return trainer.source.get(iteration, trainer.state.moments, Stopwatch()).experience
+
+
 STOPPING_REWARD = '''
 import os, random, signal
 calls = 0
@@ -147,15 +152,11 @@ def stopping_reward(root: Path) -> list[str]:
 
 
 def train_on_two_ranks(root: Path, *overrides: str) -> Path:
-    """The folder of such a run by two processes, which the command starts."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}", "launch.processes=2"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:] + ran.stdout[-2000:]
+    """The folder of such a run by two ranks."""
+    root.mkdir(parents=True, exist_ok=True)
+    command = ["ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}"]
+    codes = finish(start_ranks(*command, folder=root), limit_s=500)
+    assert codes == [0, 0], said(root)
     (metrics,) = root.glob("default/*/metrics.jsonl")
     return metrics.parent
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from small import (
     a_trainer,
     assert_alike,
+    experience_of,
     final_weights,
     rows,
     small_config,
@@ -27,7 +28,7 @@ from ippo_cli.models.critic import ValueModel
 from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.evaluate_run import evaluate_run
 from ippo_cli.training.plan import show_plan
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 
 CENTRAL = "critic=centralized"
 SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
@@ -88,7 +89,7 @@ def test_fed_one_agents_view_it_is_the_separate_critic_bit_for_bit(tmp_path: Pat
 def test_values_are_those_of_all_that_was_said_read_by_itself(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TALK, *SHORT, CENTRAL, "deepspeed.forward_batch_tokens=64") as trainer:
         speak_up(trainer)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         for name, agent in trainer.state.team.items():
             assert agent.critic is not None
             module, end = agent.critic.engine.module, [agent.tokenizer.eos_token_id]
@@ -149,6 +150,24 @@ def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("paid", ["low", "high"])
+def test_one_critic_for_all_learns_whoever_is_paid(paid: str, tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def reward(examples, responses):\n"
+        f'    return {{"agent": {{name: [float(name == "{paid}")] * len(own) for name, own in responses.items()}}}}\n'
+    )
+    keys = [*TALK, *SHORT, "algorithm=mappo", "critic.shared=true", "algorithm.ppo_epochs=1", "reward=function"]
+    keys += [f"reward.function={tmp_path / 'reward.py'}:reward", "reward.team_weight=0", "reward.agent_weight=1"]
+    with a_trainer(tmp_path, *keys) as trainer:
+        trainer.step()
+        row = trainer.state.progress.row
+    assert row is not None
+    assert row["team/value/grad_norm"] > 0  # all values are 0, and so are the returns of whoever is not paid
+    assert row["team/value/loss"] > 0
+    assert row[f"{'high' if paid == 'low' else 'low'}/targets/return"] == 0
+
+
+@pytest.mark.slow
 def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +199,7 @@ def test_two_ranks_train_a_team_as_one_rank_does(tmp_path: Path) -> None:
 def test_unlike_tokenizers_are_read_as_text_with_one_value_for_a_turn(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
         speak_up(trainer)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
         for name, own in experience.rollouts.items():
             assert (experience.views[name].rollout.response_mask.sum(dim=1) == own.turn.amax(dim=1) + 1).all()

@@ -18,8 +18,10 @@ from rich.console import Console as RichConsole
 import ippo_cli
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import text_width
-from ippo_cli.training.console import COLUMNS, Console, sparkline, visible
+from ippo_cli.training.console import Console
+from ippo_cli.training.console_numbers import COLUMNS, sparkline
 from ippo_cli.training.metrics import METRICS
+from ippo_cli.training.sample_table import visible
 
 NASTY = {
     "markup": "[bold red]x[/bold red] [link=http://a]b[/link] [/] [",

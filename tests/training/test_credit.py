@@ -9,15 +9,30 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, final_weights, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    experience_of,
+    final_weights,
+    rows,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.schema import Dtype
+from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.counterfactual import replaced
 from ippo_cli.rewards.score import mixed_scores
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.rollout.generator import Draws, HfGenerator, Request, sampling_settings
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Batch, Episode
 
 SHORT = ("num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
+ON_A_BASE = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4", "team=shared_base")
 DIFFERENCE = "reward.credit_assignment=difference"
 HEARD = (
     "task.agents.low.template='{letters}{heard}<'",
@@ -37,30 +52,30 @@ def spoken(episodes: Sequence[Episode]) -> list[list[tuple[str, str]]]:
 
 
 def first_batch(trainer: Trainer) -> tuple[Batch, Draws]:
-    return trainer.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
+    return trainer.source.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
 
 
 class Apart:
     """The slow way: every turn is written anew, by the initial policies where they are asked for."""
 
     def __init__(self, trainer: Trainer, agent: str) -> None:
-        self.trainer, self.agent = trainer, agent
+        self.source, self.agent = trainer.source, agent
 
     def context_limit(self, agent: str) -> int:
-        return self.trainer.generator.context_limit(agent)
+        return self.source.generator.context_limit(agent)
 
     def forget(self) -> None:
-        self.trainer.generator.forget()
+        self.source.generator.forget()
 
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         return [(agent,) for agent in agents]
 
     def generate(self, agents: Sequence[str], requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
-        assert self.trainer.initial is not None
+        assert self.source.initial is not None
         if agents != (self.agent,):
-            return self.trainer.generator.generate(agents, requests, draws)
+            return self.source.generator.generate(agents, requests, draws)
         own = replace(draws, purpose=f"{draws.purpose}/initial")
-        return self.trainer.initial.generate(agents, requests, own)
+        return self.source.initial.generate(agents, requests, own)
 
 
 def moved(trainer: Trainer) -> None:
@@ -79,20 +94,21 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
     with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
         moved(trainer)
         asked: list[tuple[str, int]] = []
-        write = trainer.generator.generate
-        trainer.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
+        write = trainer.source.generator.generate
+        trainer.source.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
             asked.append((*agents, len(requests))),
             write(agents, requests, *rest, **more),
         )[1]
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         told = list(asked)
         batch, draws = first_batch(trainer)
         for name in ("low", "high"):
-            anew = collect(trainer.environments, trainer.formats, batch, Apart(trainer, name), draws)
+            anew = collect(trainer.source.environments, trainer.source.formats, batch, Apart(trainer, name), draws)
             assert spoken(anew) != spoken(experience.episodes)
-            config, agents = trainer.config.reward, ["low", "high"]
-            there = mixed_scores(trainer.reward, anew, agents, [name], config).numbers[name]
-            here = mixed_scores(trainer.reward, experience.episodes, agents, [name], config).numbers[name]
+            config = trainer.config.reward
+            weights = dict.fromkeys(("low", "high"), config)
+            there = mixed_scores(trainer.source.reward, anew, weights, [name], config).numbers[name]
+            here = mixed_scores(trainer.source.reward, experience.episodes, weights, [name], config).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
@@ -148,6 +164,35 @@ def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
     folder = stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=7)
     assert rows(folder) == rows(whole)
     assert rows(whole)[-1]["low/credit/difference/std"] > 0
+
+
+@pytest.mark.slow
+def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
+        moved(trainer)
+        for _ in range(2):
+            experience = trainer.step()
+        config, folder = trainer.config, str(trainer.run.folder / "initial" / "shared")
+        model = Policy(load_causal_lm(folder, None, Dtype.fp32)).eval()
+        plain = FrozenAgent(name="low", tokenizer=load_tokenizer(folder, None), policy=model)
+        agents = list(config.task.agents)
+        generator = HfGenerator(dict.fromkeys(agents, plain), config.rollout, sampling_settings(config.task))
+        reward = build_reward(config.reward, config.task.agents)
+        for name in agents:
+            said = [(episode, episode.of(name)[0]) for episode in experience.episodes]
+            requests = [
+                Request(agent=name, prompt=turn.prompt, episode=place, index=episode.index, turn=0)
+                for place, (episode, turn) in enumerate(said)
+            ]
+            draws = Draws(seed=config.seed, purpose="train/1/initial")
+            written = generator.generate((name,), requests, draws)
+            assert [one.text for one in written] != [turn.completion.text for _, turn in said]
+            anew = [
+                replaced(episode, name, (one, not one.finished))
+                for one, (episode, _) in zip(written, said, strict=True)
+            ]
+            there = mixed_scores(reward, anew, agents, [name], config.reward).numbers[name]
+            assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 
 @pytest.mark.slow

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from folders import model_folder
 from small import small_config, train
 
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.training.crossplay import cells, cross_play, standard_error
-from ippo_cli.training.evaluate_run import evaluate_run
+from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
+from ippo_cli.models.actor import load_causal_lm
+from ippo_cli.models.lora import FrozenBase
+from ippo_cli.training.crossplay import Origin, _refuse_too_many, cells, cross_play, standard_error
+from ippo_cli.training.evaluate_run import Subject, evaluate_run, load_policies
 
 NO_EVALUATION = ("evaluation.every=0", "actor.warmup_iterations=0", "actor.learning_rate=5e-3")
 CODES = {"one": dict(zip("abcd", "wxyz", strict=True)), "other": dict(zip("abcd", "xyzw", strict=True))}
@@ -140,3 +144,28 @@ def test_what_cannot_be_paired_is_refused(checkpoints: list[str], rule: str, run
     config, _ = small_config(run.parents[1])
     with pytest.raises(ConfigError, match=rule):
         cross_play({run: config}, checkpoints, [])
+
+
+@pytest.mark.parametrize("team", ["independent", "shared_base"])
+def test_a_base_is_loaded_once_for_all_adapters_on_it(team: str, tmp_path: Path) -> None:
+    folder = str(model_folder(tmp_path / "model", "abcdefghij<>"))
+    keys = ["actor=lora", f"actor.model={folder}", "actor.rank=4", "actor.dtype=fp32", "critic=separate"]
+    config, _ = small_config(tmp_path, *keys, f"team={team}")
+    began = {"model": folder, "commit": None, "sha256": {}}
+    policies: list[Any] = []
+    loaded: dict[Any, Any] = {}
+    for name in ("one", "other"):
+        adapters = {agent: saved_adapter(tmp_path / name / agent, folder, config) for agent in config.task.agents}
+        models = {agent: began | {"adapter": began | {"model": str(place)}} for agent, place in adapters.items()}
+        origin = Origin(name=name, config=config, subject=Subject(name=name, models=models, told={}))
+        policies += load_policies(config, origin.subject, torch.device("cpu"), loaded).values()
+    assert _refuse_too_many([origin]).models == 1 == len({id(one.policy.lm) for one in policies})
+    assert len({one.policy.adapter.name for one in policies}) == 4
+
+
+def saved_adapter(place: Path, folder: str, config: Config) -> Path:
+    actor = config.task.agents["low"].actor
+    assert isinstance(actor, LoraActorConfig)
+    adapter = FrozenBase(load_causal_lm(folder, None, Dtype.fp32), folder).add(actor, "actor", 0)
+    adapter.save(place, adapter.state_dict())
+    return place

@@ -6,26 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pytest
+from spoken import episode
 
 from ippo_cli.training.elo import Games, results
 from ippo_cli.types import Episode
 
 
 def game(*rewards: Mapping[str, float], failure: Exception | None = None) -> Episode:
-    return Episode(
-        example={},
-        index=0,
-        turns=[],
-        rewards=list(rewards),
-        final={},
-        last_observations={},
-        terminated=True,
-        unfinished=frozenset(),
-        ended=frozenset(),
-        truncation="",
-        failure=failure,
-        parts={},
-    )
+    return episode(rewards=list(rewards), failure=failure)
 
 
 def test_whoever_is_paid_more_over_the_whole_game_has_won_it() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, final_weights, new_run, rows, train
+from small import a_trainer, experience_of, final_weights, new_run, rows, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.rollout.generator import HfGenerator
 from ippo_cli.training.process import run_training
 from ippo_cli.training.signals import PreemptionHandler
-from ippo_cli.training.trainer import Stopwatch
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +74,7 @@ def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid_in_tur
 
 def scored(root: Path, *overrides: str) -> Any:
     with a_trainer(root, *overrides) as trainer:
-        return trainer.experience(0, Stopwatch())[0]
+        return experience_of(trainer)
 
 
 JUDGE = """

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from spoken import episode
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.training.evaluate import _metrics
+from ippo_cli.training.evaluate import _by_turn, _metrics
 from ippo_cli.types import Episode
 
 
@@ -41,3 +42,26 @@ def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> No
     found, _ = _metrics(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played, 4)
     assert (found["low/truncated_share"], found["high/truncated_share"]) == (0.75, 0.0)
     assert math.isnan(found["mute/truncated_share"])
+
+
+def test_numbers_of_a_held_out_turn_are_of_the_episodes_that_had_it_and_scores_of_those_that_are_valid() -> None:
+    played = [
+        episode(("low", 0, "", "", True, 4), ("high", 1, ""), ("low", 2, "", "", False, 2)),
+        episode(("low", 0, "", "", False, 1)),
+        episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 6)),
+    ]
+    scores = torch.tensor([[0.5, 1.0], [0.25, 9.0], [9.0, 9.0]])
+    assert _by_turn(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
+        {
+            "response_length/turn/1": 2.0,
+            "cut_share/turn/1": 1 / 3,
+            "score/turn/1": 0.375,
+            "response_length/turn/2": 4.0,
+            "cut_share/turn/2": 0.5,
+            "score/turn/2": 1.0,
+            "response_length/turn/3": math.nan,
+            "cut_share/turn/3": math.nan,
+            "score/turn/3": math.nan,
+        },
+        nan_ok=True,
+    )

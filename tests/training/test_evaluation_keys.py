@@ -148,7 +148,7 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
             evaluate_model(config, overrides)
     known = every_key()
     read &= known
-    groups = (".actor.", ".rollout.")  # what a group gives to all agents
+    groups = (".actor.", ".rollout.", ".reward.")  # what a group gives to all agents
     read |= {key.removeprefix("task.agents.*.") for key in read if any(group in key for group in groups)}
     allowed = {key for key in (*OF_BOTH, *OF_MODELS) if "." in key or key not in ("task", "reward")}
     assert allowed <= known

@@ -21,12 +21,13 @@ from ippo_cli.training.preflight import read_material
 from ippo_cli.training.process import run_training
 
 FROZEN = "task.agents.high.frozen=true"
+ON_A_BASE = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4", "team=shared_base")
 SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides", [(), ("team=shared_policy",), ("critic=value_head", "algorithm.kl.loss.coef=0.1")]
+    "overrides", [(), ("team=shared_policy",), ("critic=value_head", "algorithm.kl.loss.coef=0.1"), ON_A_BASE]
 )
 def test_its_weights_stay_its_initial_ones_and_others_learn(overrides: tuple[str, ...], tmp_path: Path) -> None:
     holder = "shared" if "team=shared_policy" in overrides else "low"

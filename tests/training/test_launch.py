@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, final_weights, rows, train
+from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
 TWO = ["launch.processes=2", "deepspeed=zero2"]
 LONG = ["num_iterations=8", "evaluation.every=0", "checkpoint.every=5"]
@@ -51,10 +51,8 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two ranks."""
-    root = tmp_path_factory.mktemp("whole")
-    finished(ippo_train(root, *TWO, *LONG))
-    return only_run(root)
+    """The folder of a run of two ranks that were started by somebody else."""
+    return train_on_two_ranks(tmp_path_factory.mktemp("whole"), "deepspeed=zero2", *LONG)
 
 
 @pytest.mark.slow

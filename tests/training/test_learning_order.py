@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, final_weights, rows, small_config, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    final_weights,
+    rows,
+    small_config,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.training.team_update import action_steps, policies_in_order, update_team
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update
 from ippo_cli.types import Rollout, StepContext
 
 HAPPO = ("algorithm=happo", "algorithm.mini_batch_size=8", "algorithm.sequential_correction.cap=1.2")
+ROUND_ROBIN = ("team.update_order=round_robin", "team.round_robin_every=1")
 SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0")
 LARGE_STEPS = ("actor.learning_rate=0.01", "rollout.temperature=2.0")
 MID = ("++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'")
@@ -57,7 +69,7 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
     with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
         team = trainer.state.team
         order = policies_in_order(trainer.config, list(team), 0)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         stats = {
@@ -178,9 +190,36 @@ def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
     assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [HAPPO, ROUND_ROBIN], ids=["happo", "round robin"])
+def test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order(
+    order: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [*SHORT, *order, *LARGE_STEPS, *stopping_reward(tmp_path), "num_iterations=3"]
+    whole = train(tmp_path, *keys)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
+    assert rows(folder) == rows(whole)
+    expected, found = final_weights(whole), final_weights(folder)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+def test_two_ranks_take_turns_beside_a_frozen_agent_and_partners_as_one_rank_does(tmp_path: Path) -> None:
+    keys = [*SHORT, *MID, *ROUND_ROBIN, "task.agents.mid.frozen=true", "critic=centralized"]
+    keys += ["team.partners.every=1", "team.partners.size=2", "team.partners.share=0.25"]
+    one = rows(train(tmp_path / "one", *keys))
+    folder = train_on_two_ranks(tmp_path / "two", *keys)
+    assert [("low/policy/steps" in row, "high/policy/steps" in row) for row in one[1:]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all(row["team/partners/share"] == 0.25 for row in one[1:])
+    assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
+
+
 def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
     for name, rollout in experience.rollouts.items():
         assert torch.equal(action_steps(experience.episodes, name, rollout), rollout.turn)  # both act at every step
         assert (rollout.turn == 1).any()

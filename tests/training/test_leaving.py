@@ -119,7 +119,7 @@ def state_of(folder: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along(tmp_path):
-    long = ["rollout.max_new_tokens=150", "rollout.min_new_tokens=150"]
+    long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60"]
     keys = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer", *long]
     code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
     assert code == 75, said

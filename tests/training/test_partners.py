@@ -156,6 +156,16 @@ def test_a_run_with_a_pool_and_ratings_is_resumed_exactly(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+def test_a_pool_that_a_resume_asks_for_begins_with_the_weights_of_then(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *SHORT, *POOL) as trainer:
+        trainer.state.progress.iteration = 3  # as a run without a pool leaves it, and no snapshot is due
+        trainer.step()
+        assert list(trainer.state.pool.snapshots) == [3]
+        trainer.step()
+        assert list(trainer.state.pool.snapshots) == [3, 4]
+
+
+@pytest.mark.slow
 def test_two_ranks_play_with_partners_as_one_rank_does(tmp_path: Path) -> None:
     keys = [*SHORT, *POOL, "num_iterations=2", "team.partners.share=0.125", "team.partners.elo=true"]
     keys += [*a_game(tmp_path), "team=shared_policy"]

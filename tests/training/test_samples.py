@@ -12,7 +12,8 @@ from spoken import episode
 
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import text_width
-from ippo_cli.training.console import FIRST_TURNS, LAST_TURNS, Console
+from ippo_cli.training.console import Console
+from ippo_cli.training.sample_table import FIRST_TURNS, LAST_TURNS
 from ippo_cli.training.samples import sample_rows
 
 TALK = [("low", 0, "a", "3 1>"), ("high", 1, "b", "low: a"), ("low", 2, "cc", "high: b", False)]

@@ -11,7 +11,18 @@ import pytest
 import torch
 from folders import model_folder
 from safetensors.torch import load_file
-from small import a_trainer, assert_alike, new_run, rows, small_config, stopping_reward, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    new_run,
+    rows,
+    small_config,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +32,7 @@ from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.evaluate_run import evaluate_run
 from ippo_cli.training.preflight import read_material
 from ippo_cli.training.process import run_training
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update
 from ippo_cli.types import StepContext
 
@@ -60,7 +71,7 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 def played(trainer: Trainer) -> tuple[dict, dict, StepContext]:
-    experience, _ = trainer.experience(0, Stopwatch())
+    experience = experience_of(trainer)
     targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
     return dict(experience.rollouts), dict(targets), StepContext(seed=0, iteration=0, num_iterations=2)
 
@@ -99,7 +110,7 @@ def test_two_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None
     with a_trainer(tmp_path, *BASE, *SHORT) as trainer:
         team = trainer.state.team
         for iteration in range(2):
-            experience, _ = trainer.experience(iteration, Stopwatch())
+            experience = experience_of(trainer, iteration)
             targets, _ = trainer.state.algorithm.targets(team, experience)
             same = {name: experience.rollouts["low"] for name in team}
             context = StepContext(seed=0, iteration=iteration, num_iterations=2)
@@ -132,7 +143,7 @@ def test_some_agents_share_a_base_and_others_do_not(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
         base = {name: agent.policy.engine.module.base for name, agent in trainer.state.team.items()}
         assert base["low"] is base["high"] is not base["mid"]
-        assert trainer.generator.together(trainer.formats) == [("low", "high"), ("mid",)]
+        assert trainer.source.generator.together(trainer.source.formats) == [("low", "high"), ("mid",)]
         assert {file.stem for file in (trainer.run.folder / "initial").glob("*.json")} == {"pair", "mid"}
 
 
@@ -232,6 +243,25 @@ def test_two_ranks_train_adapters_on_a_base_as_one_rank_does(tmp_path: Path) -> 
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
     assert_alike(one, rows(folder))
+
+
+@pytest.mark.slow
+def test_adapters_in_bf16_learn_and_are_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [
+        *BASE,
+        *SHORT,
+        *stopping_reward(tmp_path),
+        "actor.dtype=bf16",
+        "deepspeed=zero1",
+        "actor.learning_rate=0.02",
+    ]
+    whole = train(tmp_path, *keys)
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
+    assert rows(folder) == rows(whole)
+    expected = adapters(whole)
+    assert equal(adapters(folder), expected)
+    assert {tensor.dtype for tensor in expected.values()} == {torch.bfloat16}
+    assert any(float(tensor.abs().sum()) > 0 for name, tensor in expected.items() if "lora_B" in name)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from small import (
     a_trainer,
     assert_alike,
+    experience_of,
     final_weights,
     rows,
     small_config,
@@ -24,7 +25,6 @@ from small import (
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.checkpoint_files import newest_intact
 from ippo_cli.training.evaluate_run import evaluate_run
-from ippo_cli.training.trainer import Stopwatch
 from ippo_cli.types import Minibatch, StepContext
 
 SHARED = "team=shared_policy"
@@ -85,7 +85,7 @@ def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_ha
         assert low.policy is high.policy
         (learner,) = trainer.state.team.learners
         assert (learner.name, learner.trains, learner.mini_batch_size) == ("shared", ("low", "high"), 32)
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
         masks = [of.loss_mask for of in targets.values()]
         tokens, sequences = sum(int(mask.sum()) for mask in masks), sum(int(mask.any(dim=1).sum()) for mask in masks)
@@ -98,6 +98,7 @@ def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_ha
                 num_tokens=tokens,
                 num_sequences=sequences,
                 num_values=tokens,
+                agent=torch.zeros(16).long(),
             )
             read = build_sequences(batch.rollout, torch.arange(16), packed=False, final=False)
             losses = learner.objective.losses(learner.engine.module, read, batch, context)
@@ -137,7 +138,7 @@ def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
 def test_turns_are_actions_for_all_agents_of_a_policy_or_for_none(team: str, whole_turns: bool, tmp_path: Path) -> None:
     keys = ["algorithm=turn_ppo", "algorithm.credit=auto", "rollout.temperature=3.0", f"team={team}"]
     with a_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         high = experience.rollouts["high"]
         last = torch.arange(high.turn.shape[1]) == high.response_mask.sum(dim=1, keepdim=True) - 1
         several = replace(high, turn=torch.where(last & high.response_mask.cumsum(dim=1).gt(1), 1, high.turn))

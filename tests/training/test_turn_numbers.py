@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, rows, train
+from small import a_trainer, experience_of, rows, train
 from spoken import episode
 
 from ippo_cli.training.metrics import is_documented
-from ippo_cli.training.trainer import Stopwatch
-from ippo_cli.training.turn_numbers import turn_row, turn_sums
+from ippo_cli.training.turn_numbers import shown_turns, turn_row, turn_sums
 from ippo_cli.types import Rollout, Scores, Targets
 
 TURN = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1], [0, -1, 1, 1]])
@@ -71,9 +70,9 @@ def buffer() -> tuple[Rollout, Scores, Targets]:
 
 def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
     episodes = [
-        episode(("low", 0, ""), ("high", 1, ""), ("low", 2, "", "", False)),
-        episode(("low", 0, "")),
-        episode(("low", 0, ""), ("low", 1, "")),
+        episode(("low", 0, "", "", True, 2), ("high", 1, ""), ("low", 2, "", "", False, 1)),
+        episode(("low", 0, "", "", True, 1)),
+        episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 2)),
     ]
     found = turn_sums(episodes, "low", *buffer(), 3, compares=True)
     assert found == pytest.approx(
@@ -112,9 +111,9 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
 def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *DIALOGUE) as trainer:
         team = trainer.state.team
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
-        found = turn_row(team, experience, targets, {"low": 3, "high": 3}, 8)
+        found = turn_row(team, experience, targets, {"low": 3, "high": 3})
         for name, agent in team.items():
             rollout, own = experience.rollouts[name], targets[name]
             tokens = [int((rollout.turn == turn).sum()) for turn in range(3)]
@@ -137,12 +136,18 @@ def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
             assert agent.has_values
         scores = [sum(found[f"{name}/score/turn/{turn}"] for turn in (1, 2, 3)) for name in team]
         assert scores == pytest.approx([float(experience.scores[name].raw.sum(dim=1).mean()) for name in team])
-        assert turn_row(team, experience, targets, {"low": 1, "high": 1}, 8) == {}
-        assert turn_row(team, experience, targets, {"low": 3, "high": None}, 0) == {}
-        unbounded = turn_row(team, experience, targets, {"low": 3, "high": None}, 8)
-        assert unbounded == pytest.approx(found, nan_ok=True)  # as many as there were
-        first = turn_row(team, experience, targets, {"low": 3, "high": None}, 2)
+        assert turn_row(team, experience, targets, {}) == {}
+        first = turn_row(team, experience, targets, {"low": 2, "high": 2})
         assert first == {key: value for key, value in found.items() if not key.endswith("/3")}
+
+
+def test_as_many_turns_are_shown_as_an_agent_may_have_or_had_and_no_more_than_asked_for() -> None:
+    episodes = [episode(("low", 0, ""), ("low", 1, ""), ("high", 1, "")), episode(("low", 0, ""))]
+    names = ["low", "high"]
+    assert shown_turns(names, episodes, {"low": 3, "high": None}, 8) == {"low": 3, "high": 1}
+    assert shown_turns(names, episodes, {"low": None, "high": 1}, 8) == {"low": 2}
+    assert shown_turns(names, episodes, {"low": 3, "high": None}, 1) == {"low": 1, "high": 1}
+    assert shown_turns(names, episodes, {"low": 3, "high": None}, 0) == {}
 
 
 @pytest.mark.slow

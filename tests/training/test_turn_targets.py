@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer
+from small import a_trainer, experience_of
 
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.schema import Credit, Truncation, TurnValue
-from ippo_cli.training.trainer import Stopwatch, Trainer
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Rollout
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 
 @pytest.fixture(scope="module")
 def experience(market: Trainer) -> Any:
-    found, _ = market.experience(0, Stopwatch())
+    found = experience_of(market)
     assert {one.truncation for one in found.episodes} == {"", "environment"}
     return found
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 from families import family, mixed
 from safetensors.torch import load_file
-from small import a_trainer, final_weights, rows, stopped_and_resumed, stopping_reward, train
-
-from ippo_cli.training.trainer import Stopwatch
+from small import a_trainer, experience_of, final_weights, rows, stopped_and_resumed, stopping_reward, train
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +129,6 @@ def test_one_agent_has_a_model_made_here_and_another_a_pretrained_one(other: str
         assert second.model_config.hidden_size == 32, "the run's own"
         assert (first.critic is None) == (other == "value_head")
         assert second.critic is not None
-        trainer.experience(0, Stopwatch())
+        experience_of(trainer)
         trainer.step()
         assert trainer.state.progress.row is not None

@@ -52,7 +52,8 @@ from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
 
 if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
-    from ippo_cli.models.lora import AdapterCritic, FrozenBase
+    from ippo_cli.models.adapters import AdapterCritic
+    from ippo_cli.models.lora import FrozenBase
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 
@@ -129,7 +130,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> F
     tokenizer = load_tokenizer(weights, actor.revision)
     policy, engine = _reference(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-        from ippo_cli.models.lora import AdapterPolicy
+        from ippo_cli.models.adapters import AdapterPolicy
 
         base = _base(config, name, actor, weights, frozen)
         adapter = base.add(actor, "actor", config.seed)
@@ -178,7 +179,7 @@ def _policy(
     """The actor's model with its initial weights, or those that were saved."""
     actor = agent.actor
     if isinstance(actor, LoraActorConfig):
-        from ippo_cli.models.lora import AdapterPolicy
+        from ippo_cli.models.adapters import AdapterPolicy
 
         base = _base(config, holder, actor, weights, frozen)
         adapter = base.add(actor, "actor", config.seed)
@@ -271,7 +272,7 @@ def _critic(
     """A critic with an engine of its own: on the actor's frozen base, or a model."""
     critic, actor = agent.critic, agent.actor
     if isinstance(critic, AdapterCriticConfig):
-        from ippo_cli.models.lora import AdapterCritic
+        from ippo_cli.models.adapters import AdapterCritic
 
         assert isinstance(actor, LoraActorConfig)
         base = _base(config, holder, actor, weights, frozen)
@@ -379,7 +380,7 @@ def _reference(
     an engine of its own, where there are ranks to spread them over.
     """
     if isinstance(actor, LoraActorConfig):
-        from ippo_cli.models.lora import AdapterPolicy
+        from ippo_cli.models.adapters import AdapterPolicy
 
         return AdapterPolicy(_base(config, holder, actor, weights, frozen), None).eval(), None
     key = f"{weights}@{actor.revision}:{actor.dtype.value}"

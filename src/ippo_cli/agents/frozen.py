@@ -18,18 +18,19 @@ this is its base's, and `adapter` is the same of its own folder, or None for one
 
 
 def frozen_agent(
-    name: str, record: Mapping[str, Any], actor: ActorConfig, device: torch.device, bases: dict[Any, Any], base: str
+    name: str, record: Mapping[str, Any], actor: ActorConfig, device: torch.device, bases: dict[Any, Any]
 ) -> FrozenAgent:
-    """Load a model, or an adapter and its base; `bases` keeps those by the model and the name `base`, to be shared."""
+    """Load a model, or an adapter and its base; `bases` keeps those by their model: of whoever began with it."""
     model, commit = record["model"], record["commit"]
     tokenizer = load_tokenizer(model, commit)
     if "adapter" not in record:
         policy = Policy(load_causal_lm(model, commit, actor.dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
-    from ippo_cli.models.lora import AdapterPolicy, FrozenBase
+    from ippo_cli.models.adapters import AdapterPolicy
+    from ippo_cli.models.lora import FrozenBase
 
     assert isinstance(actor, LoraActorConfig)
-    key = "base", base, model, commit, actor.dtype
+    key = "base", model, commit, actor.dtype
     if key not in bases:
         bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
     adapter = bases[key].add(actor, "actor", seed=0)

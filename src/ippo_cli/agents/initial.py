@@ -17,7 +17,15 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import Alphabet, Config, CriticKind, History, SeparateCriticConfig, TinyActorConfig
+from ippo_cli.config.schema import (
+    Alphabet,
+    Config,
+    CriticKind,
+    History,
+    LoraActorConfig,
+    SeparateCriticConfig,
+    TinyActorConfig,
+)
 from ippo_cli.config.teams import base_of, bases, members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_tokenizer
@@ -184,25 +192,39 @@ def embeddings(source: str, revision: str | None) -> int | None:
 
 
 def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
-    """Records by base, verified or written; the commits of those from the hub. Equal models are read once."""
+    """Records by base, verified or written; the commits of those from the hub. Equal models are read once.
+
+    An adapter that a frozen agent speaks with is read anew by every resume, and has a record of its own.
+    """
     known: dict[tuple[str, str | None], dict[str, Any]] = {}
-    commits: dict[str, str | None] = {}
     by_base = {base: weights[holder] for holder, base in base_of(config).items()}
+    commits: dict[str, str | None] = {}
     for base, names in bases(config).items():
-        revision = config.task.agents[names[0]].actor.revision
-        model, file = by_base[base], record_file(run_folder, base)
-        key = (str(model), revision)
-        if file.exists():
-            known[key] = known.get(key) or verified(model, read_record(file))
-        else:
-            known[key] = known.get(key) or description(model, revision)
-            with storing(str(file)):
-                file.parent.mkdir(exist_ok=True)
-                partial = file.with_suffix(".partial")
-                partial.write_text(json.dumps(known[key], indent=1) + "\n")
-                partial.rename(file)
-        commits[base] = known[key]["commit"]
+        actor = config.task.agents[names[0]].actor
+        record = _recorded(record_file(run_folder, base), by_base[base], actor.revision, known)
+        commits[base] = record["commit"]
+        if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
+            places = [Path(actor.adapter), Path(actor.adapter) / "adapter"]  # the latter beside a merged model
+            for adapter in (place for place in places if (place / "adapter_config.json").is_file()):
+                _recorded(record_file(run_folder, f"{base}.adapter"), adapter, None, known)
     return commits
+
+
+def _recorded(
+    file: Path, model: Path | str, revision: str | None, known: dict[tuple[str, str | None], dict[str, Any]]
+) -> dict[str, Any]:
+    """What a run began with: written down, or verified where it is; `known` keeps what was read."""
+    key = (str(model), revision)
+    if file.exists():
+        known[key] = known.get(key) or verified(model, read_record(file))
+        return known[key]
+    known[key] = known.get(key) or description(model, revision)
+    with storing(str(file)):
+        file.parent.mkdir(exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(known[key], indent=1) + "\n")
+        partial.rename(file)
+    return known[key]
 
 
 def read_record(file: Path) -> dict[str, Any]:

@@ -27,8 +27,15 @@ class Loss:
     """A micro-batch's share of the step's loss, already divided by the step's global counts."""
 
     total: Tensor  # scalar
-    sums: dict[str, Tensor] = field(default_factory=dict)  # per-token quantities summed over the loss mask
+    mask: Tensor  # [b, R] bool: where it has terms
+    per_token: dict[str, Tensor]  # [b, R], without gradients: what is logged, as means over the mask
     maxima: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 1.0  # tokens for every entry of the mask: sums are divided by tokens
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """What is logged, summed over the mask."""
+        return {name: masked_sum(numbers, self.mask) * self.weight for name, numbers in self.per_token.items()}
 
 
 def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Loss:
@@ -43,7 +50,7 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         level=config.ratio_level.value,
         pooling="sum" if config.ratio_pooling is None else config.ratio_pooling.value,
     )
-    sums: dict[str, Tensor] = {}
+    logged: dict[str, Tensor] = {}
     if config.objective is Objective.on_policy:
         per_token = on_policy_loss(new, targets.advantages)
     else:
@@ -60,11 +67,11 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
             logratio=logratio,
         )
         ratio = logratio.detach().exp()
-        sums["clip_fraction"] = masked_sum(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), mask)
+        logged["clip_fraction"] = ((ratio < 1.0 - low) | (ratio > 1.0 + high)).float()
     per_token = per_token * targets.behavior_weights
     assert output.entropy is not None
     total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
-    sums |= {"loss": masked_sum(per_token.detach(), mask), "entropy": masked_sum(output.entropy.detach(), mask)}
+    logged |= {"loss": per_token.detach(), "entropy": output.entropy.detach()}
     if config.kl.loss.coef:
         if config.kl.loss.estimator == "full":
             assert output.full_kl is not None
@@ -72,14 +79,14 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         else:
             kl = kl_estimate(new, targets.ref_logprobs, estimator=config.kl.loss.estimator)
         total = total + config.kl.loss.coef * kl
-        sums["kl_loss"] = masked_sum(kl.detach(), mask)
+        logged["kl_loss"] = kl.detach()
     with torch.no_grad():
         ratio = logratio.exp()
-        sums["ratio"] = masked_sum(ratio, mask)
-        sums["approx_kl"] = masked_sum(kl_estimate(old, new, estimator="k3"), mask)
+        logged["ratio"] = ratio
+        logged["approx_kl"] = kl_estimate(old, new, estimator="k3")
         deviation = torch.where(mask, (ratio - 1.0).abs(), 0.0).max()
     loss = _aggregated(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
-    return Loss(total=loss, sums=sums, maxima={"ratio": deviation})
+    return Loss(total=loss, mask=mask, per_token=logged, maxima={"ratio": deviation})
 
 
 def value_objective(
@@ -101,8 +108,8 @@ def value_objective(
     total = _aggregated(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget
     )
-    per_token = batch.num_tokens / max(batch.num_values, 1)  # sums are divided by tokens: give the mean per value
-    return Loss(total=total, sums={"loss": masked_sum(per_value.detach(), mask) * per_token})
+    weight = batch.num_tokens / max(batch.num_values, 1)  # gives the mean per value
+    return Loss(total=total, mask=mask, per_token={"loss": per_value.detach()}, weight=weight)
 
 
 def _aggregated(

@@ -29,6 +29,8 @@ FROZEN = (
     "critic.context_limit",
     "rollout.buffer_size",
     "rollout.num_generations",
+    "team.kind",
+    "team.groups",
     "deepspeed.stage",
     "deepspeed.offload_",
 )

@@ -35,17 +35,14 @@ def main() -> NoReturn:
 
 def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
-    import hydra
-
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.diagnose import offered
     from ippo_cli.cli.flags import refuse_unknown
     from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
     from ippo_cli.cli.sweep import is_sweep, sweep
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.files import check_own_files
-    from ippo_cli.config.load import config_dir, register_schemas
+    from ippo_cli.config.load import register_schemas
 
     if (said := new_task(typed)) is not None:
         print(said, end="")
@@ -67,8 +64,17 @@ def _with_hydra(typed: Sequence[str]) -> None:
     argv, folder = continued(argv)
     if folder is not None:
         check_own_files(argv)
-    sys.argv = [sys.argv[0], *argv]
+    _run_job(argv, folder)
 
+
+def _run_job(argv: Sequence[str], folder: Path | None) -> None:
+    """One run through Hydra, which takes its overrides from `sys.argv`; `folder`: the run to resume."""
+    import hydra
+
+    from ippo_cli.cli.diagnose import offered
+    from ippo_cli.config.load import config_dir
+
+    sys.argv = [sys.argv[0], *argv]
     failures: list[BaseException] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")

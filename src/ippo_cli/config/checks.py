@@ -15,6 +15,7 @@ from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
+from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (
     AgentConfig,
     Alphabet,
@@ -38,6 +39,7 @@ from ippo_cli.config.schema import (
     SamplingConfig,
     SignallingConfig,
     SortingConfig,
+    TaskConfig,
     TinyActorConfig,
     WorldConfig,
     Zero3Gather,
@@ -58,7 +60,8 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
     _check_constraints(config)
     _check_run(config)
-    _check_agents(config, training=training)
+    _check_agents(config)
+    _check_task(config.task, training=training)
     check_team(config)
     if training:
         check_learning_order(config)
@@ -67,6 +70,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     check_algorithm(config)
     _check_deepspeed(config)
     _check_reward(config)
+    _check_reward_of_task(config)
     check_credit(config)
 
 
@@ -105,7 +109,7 @@ def _check_run(config: Config) -> None:
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 
 
-def _check_agents(config: Config, *, training: bool) -> None:
+def _check_agents(config: Config) -> None:
     if not config.task.agents:
         raise ConfigError("task.agents={}", "names nobody", "name at least one agent in the task file")
     mode, _, metric = config.task.primary_metric.partition("/")
@@ -123,7 +127,9 @@ def _check_agents(config: Config, *, training: bool) -> None:
         )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
-    task = config.task
+
+
+def _check_task(task: TaskConfig, *, training: bool) -> None:
     if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
         raise ConfigError(
             f"task.length={task.length}",
@@ -141,22 +147,26 @@ def _check_agents(config: Config, *, training: bool) -> None:
     if isinstance(task, SignallingConfig):
         _check_signalling(task)
     if isinstance(task, JsonlConfig):
-        if task.chat_template not in CHAT_TEMPLATES:
-            raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
-        for key in ("train", "eval") if training else ("eval",):
-            if getattr(task, key) is None:
-                raise ConfigError(
-                    f"task.{key}=null",
-                    "names no data",
-                    f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id",
-                )
-            listed = getattr(task, key)
-            if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
-                raise ConfigError(
-                    f"task.{key}={listed}",
-                    "is neither a name nor a list of names",
-                    f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]",
-                )
+        _check_jsonl(task, training=training)
+
+
+def _check_jsonl(task: JsonlConfig, *, training: bool) -> None:
+    if task.chat_template not in CHAT_TEMPLATES:
+        raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
+    for key in ("train", "eval") if training else ("eval",):
+        if getattr(task, key) is None:
+            raise ConfigError(
+                f"task.{key}=null",
+                "names no data",
+                f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id",
+            )
+        listed = getattr(task, key)
+        if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
+            raise ConfigError(
+                f"task.{key}={listed}",
+                "is neither a name nor a list of names",
+                f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]",
+            )
 
 
 def _check_signalling(task: SignallingConfig) -> None:
@@ -331,8 +341,7 @@ def _check_deepspeed(config: Config) -> None:
 
 def _check_reward(config: Config) -> None:
     reward = config.reward
-    if not reward.team_weight and not reward.agent_weight:
-        raise ConfigError("reward.team_weight=0 reward.agent_weight=0", "leave no reward", "set one of them")
+    check_reward_weights(config)
     if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
         raise ConfigError(
             f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",
@@ -349,6 +358,11 @@ def _check_reward(config: Config) -> None:
             "asks about parts of a batch, and reward.whole_batch=true rules that out",
             "set one of them to 0 or false",
         )
+
+
+def _check_reward_of_task(config: Config) -> None:
+    """What a reward asks of the task."""
+    reward = config.reward
     if reward.reward_batch_rows and not (isinstance(config.task, ConversationConfig) and config.task.answers_once):
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",

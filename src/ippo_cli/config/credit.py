@@ -9,7 +9,6 @@ from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
     CreditAssignment,
-    EnvironmentRewardConfig,
     FunctionRewardConfig,
 )
 
@@ -39,10 +38,8 @@ def measures_credit_in(config: Config, iteration: int) -> bool:
 
 
 def check_credit(config: Config) -> None:
-    """Raise `ConfigError` for weights that leave nothing, and for credit that cannot be measured."""
+    """Raise `ConfigError` for credit that cannot be measured."""
     reward = config.reward
-    if isinstance(reward, EnvironmentRewardConfig) and not reward.turn_weight:
-        raise ConfigError("reward.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0")
     _check_own_answers(config)
     how = reward.credit_assignment
     if how is CreditAssignment.none and not reward.measure_credit_every:

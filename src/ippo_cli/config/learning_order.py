@@ -50,6 +50,13 @@ def _check_correction(config: Config) -> None:
             f"corrects for what was updated before, and with team.update_order={order.value} nothing is",
             "use null, or team.update_order=sequential",
         )
+    cap = config.algorithm.sequential_correction.cap
+    if cap is not None and cap < 1:
+        raise ConfigError(
+            f"algorithm.sequential_correction.cap={cap:g}",
+            "truncates factors below 1, which they are where nothing has changed: advantages would only be smaller",
+            "use at least 1, such as 2.0, or null",
+        )
     task = config.task
     if pooling is not None and isinstance(task, ConversationConfig) and task.protocol in ONE_AFTER_ANOTHER:
         raise ConfigError(

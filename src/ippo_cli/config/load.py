@@ -77,7 +77,11 @@ PLAIN: dict[str, type[Any]] = {
 }
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")
-KEYS_PER_AGENT: dict[str, type[Any]] = {"rollout": schema.SamplingConfig, "algorithm": schema.StepsConfig}
+KEYS_PER_AGENT: dict[str, type[Any]] = {
+    "rollout": schema.SamplingConfig,
+    "algorithm": schema.StepsConfig,
+    "reward": schema.RewardWeightsConfig,
+}
 PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 
@@ -88,6 +92,7 @@ def config_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
+@cache
 def register_schemas() -> None:
     """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
     register_option_files()

@@ -226,6 +226,15 @@ def _check_shared_critic(config: Config) -> None:
     why = "critic.shared=true has one for all", "use critic.shared=false"
     for name in others:
         _refuse_unequal({"critic": ()}, why, first, agents[first], name, agents[name])
+        for key in ("mini_batch_size", "ppo_epochs"):  # what the critic takes from its agents where it has none
+            one, other = (getattr(agents[agent].algorithm, key) for agent in (first, name))
+            if getattr(agents[first].critic, key) is None and one != other:
+                raise ConfigError(
+                    f"critic.{key}=null",
+                    f"follows algorithm.{key}, which is {_shown(one)} of {first} and {_shown(other)} of {name}, and "
+                    "critic.shared=true has one critic for all",
+                    f"set critic.{key}",
+                )
 
 
 # What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
@@ -261,12 +270,18 @@ def _refuse_unequal(
 
 
 def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> None:
-    """Raise where a frozen agent is given values of training that others do not have: nothing would read them."""
+    """Raise where a frozen agent is given values of training that others do not have: nothing would read them.
+
+    Those of an agent with another kind of actor are that kind's, whether or not they were given.
+    """
     read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
-    for part, own, common in (("actor", agent.actor, config.actor), ("critic", agent.critic, config.critic)):
+    parts: list[tuple[str, Any, Any, Collection[str]]] = [("algorithm", agent.algorithm, config.algorithm, ())]
+    if agent.actor.kind is config.actor.kind:
+        parts += [("actor", agent.actor, config.actor, read), ("critic", agent.critic, config.critic, ())]
+    for part, own, common, free in parts:
         for field in fields(own):
             value = getattr(own, field.name)
-            if value != getattr(common, field.name) and not (part == "actor" and field.name in read):
+            if field.name not in free and value != getattr(common, field.name):
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
                     f"would do nothing: task.agents.{name}.frozen=true, and who is frozen is not trained",

@@ -107,15 +107,8 @@ class Policy(nn.Module):
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         divergence = None
         if reference is not None:
-            wanted = reference.own_states(sequences)
-            wanted = torch.cat([wanted, wanted.new_zeros(len(ids) - count, wanted.shape[1])])
-            divergence = full_kl(
-                chosen,
-                self._logits[0],
-                wanted,
-                reference._logits[0],
-                temperature=temperature,
-                chunk_tokens=chunk_tokens,
+            divergence = self._divergence(
+                chosen, reference, sequences, temperature=temperature, chunk_tokens=chunk_tokens
             )
             divergence = zeros.masked_scatter(own, divergence[:count])
         values = final_values = None
@@ -127,6 +120,21 @@ class Policy(nn.Module):
             values=values,
             final_values=final_values,
             full_kl=divergence,
+        )
+
+    def _divergence(
+        self, chosen: Tensor, reference: Policy, sequences: Sequences, *, temperature: float, chunk_tokens: int
+    ) -> Tensor:
+        """KL(self || reference) in every state of `chosen` `[n, H]`; the reference reads 0 in padding."""
+        wanted = reference.own_states(sequences)
+        wanted = torch.cat([wanted, wanted.new_zeros(len(chosen) - len(wanted), wanted.shape[1])])
+        return full_kl(
+            chosen,
+            self._logits[0],
+            wanted,
+            reference._logits[0],
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
         )
 
     @property

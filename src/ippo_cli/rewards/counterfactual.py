@@ -17,7 +17,7 @@ from torch import Tensor
 from ippo_cli.config.schema import RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.score import Baseline, mixed_scores, turn_counts
+from ippo_cli.rewards.score import Baseline, Weights, mixed_scores, turn_counts
 from ippo_cli.types import Completion, Episode
 
 NOTHING = torch.zeros(0)
@@ -30,14 +30,14 @@ def other_episodes_baseline(
     episodes: Sequence[Episode],
     others: Sequence[Episode],
     agent: str,
-    agents: Sequence[str],
+    weights: Weights,
     config: RewardConfig,
 ) -> Baseline:
     """Of one other episode for each: what the agent was scored there, turn by turn.
 
     What it was paid there at turns that it has not had here falls on its last one.
     """
-    found = mixed_scores(reward, others, agents, [agent], config)
+    found = mixed_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
     numbers = found.numbers[agent].where(known[:, None], 0.0)
     return Baseline(numbers=folded(numbers, turn_counts(episodes, agent)), known=known, failure=found.failure)
@@ -55,7 +55,7 @@ def recombined_baseline(
     answers: Answers,
     num_generations: int,
     agent: str,
-    agents: Sequence[str],
+    weights: Weights,
     config: RewardConfig,
 ) -> Baseline:
     """The mean score with the agent's answers to the same prompt in each of the other episodes, its own left out:
@@ -73,13 +73,13 @@ def recombined_baseline(
             others.append(replaced(episode, agent, answer))
             rows.append(row)
             counts.append(count)
-    found = mixed_scores(reward, others, agents, [agent], config)
+    found = mixed_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
-    weights = torch.tensor(counts, dtype=torch.float64) * known
+    times = torch.tensor(counts, dtype=torch.float64) * known
     place = torch.tensor(rows, dtype=torch.long)
-    numbers = found.numbers[agent].double().where(known[:, None], 0.0) * weights[:, None]
+    numbers = found.numbers[agent].double().where(known[:, None], 0.0) * times[:, None]
     sums = torch.zeros(len(episodes), numbers.shape[1], dtype=torch.float64).index_add_(0, place, numbers)
-    total = torch.zeros(len(episodes), dtype=torch.float64).index_add_(0, place, weights)
+    total = torch.zeros(len(episodes), dtype=torch.float64).index_add_(0, place, times)
     means = (sums / total.clamp(min=1)[:, None]).float()
     return Baseline(numbers=means, known=total > 0, failure=found.failure)
 

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import ConfigError, RewardError
-from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, Processor, RewardConfig
+from ippo_cli.config.schema import (
+    CreditAssignment,
+    FunctionRewardConfig,
+    Processor,
+    RewardConfig,
+    RewardWeightsConfig,
+)
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction, checked
 from ippo_cli.rewards.credit import paid_turn, turn_steps
@@ -21,6 +27,9 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
 from ippo_cli.types import Episode, Scores
+
+Weights = Mapping[str, RewardWeightsConfig]
+"""What counts in each agent's score, of all agents in the task's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +67,33 @@ def score(
     moments: Mapping[str, ScoreMoments],
     *,
     device: torch.device | str = "cpu",
+    weights: Weights | None = None,
     streamed: StreamedAnswers | None = None,
     observe: bool = True,
 ) -> Scored:
-    """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed."""
-    agents = list(moments)
-    own = mixed_scores(reward, episodes, agents, agents, config, streamed)
+    """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed.
+
+    `weights`: those of all agents; left out, what `config` says of all of them.
+    """
+    weights = dict.fromkeys(moments, config) if weights is None else weights
+    own = mixed_scores(reward, episodes, weights, list(moments), config, streamed)
     return processed_scores(own, episodes, config, moments, device=device, observe=observe)
 
 
 def mixed_scores(
     reward: RewardFunction,
     episodes: Sequence[Episode],
-    agents: Sequence[str],
+    weights: Weights,
     wanted: Sequence[str],
     config: RewardConfig,
     streamed: StreamedAnswers | None = None,
 ) -> Mixed:
-    """Ask the reward about episodes in which `agents` spoke, and mix its numbers for those who are `wanted`.
+    """Ask the reward about episodes in which all agents of `weights` spoke, and mix it for those who are `wanted`.
 
     `streamed` holds what it was asked while other episodes were still being collected.
     """
-    rewards, failure = attempt(reward, episodes, agents, config, streamed)
-    with distributed.failing_together():
-        numbers = {name: mixed(rewards, name, episodes, config) for name in wanted}
+    rewards, failure = attempt(reward, episodes, list(weights), config, streamed)
+    numbers = mixed(rewards, episodes, weights, wanted)
     return Mixed(
         numbers=numbers,
         failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
@@ -181,26 +193,38 @@ def attempt(
     return replace(rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
-def mixed(rewards: Reward, agent: str, episodes: Sequence[Episode], config: RewardConfig) -> Tensor:
-    """The agent's numbers by its own turn, `[B, K]` float32; 0 for turns that a row lacks:
+def mixed(rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]) -> dict[str, Tensor]:
+    """The numbers of those who are `wanted`, each weighed with the agent's own weights. Collective."""
+    alike = all(own == next(iter(weights.values())) for own in weights.values())
+    with distributed.failing_together():
+        return {
+            name: mixed_for(rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward")
+            for name in wanted
+        }
+
+
+def mixed_for(
+    rewards: Reward, agent: str, episodes: Sequence[Episode], weights: RewardWeightsConfig, setting: str = "reward"
+) -> Tensor:
+    """An agent's numbers by its own turn, `[B, K]` float32; 0 for turns that a row lacks:
 
         team_weight * (team + turn_weight * team_by_step) + agent_weight * (agent + turn_weight * agent_by_turn)
 
     K is the most turns that the agent has in any row, and at least 1. What a reward does not give counts nothing.
-    Raises `ConfigError` where that leaves nothing at all: every score would be 0.
+    Raises `ConfigError` where that leaves nothing at all: every score would be 0. `setting` names the weights there.
     """
-    by_turn = config.turn_weight
+    by_turn = weights.turn_weight
     has_team = rewards.team is not None or bool(by_turn and rewards.team_by_step is not None)
     has_own = bool(rewards.agent or (by_turn and rewards.agent_by_turn))
-    counts_team, counts_own = has_team and bool(config.team_weight), has_own and bool(config.agent_weight)
+    counts_team, counts_own = has_team and bool(weights.team_weight), has_own and bool(weights.agent_weight)
     if not counts_team and not counts_own:
-        _refuse_nothing(rewards, config)
+        _refuse_nothing(rewards, weights, setting)
     steps = [turn_steps(episode, agent) for episode in episodes]
     width = max([1, *map(len, steps)])
     total = torch.zeros(len(episodes), width, dtype=torch.float64)
     for counts, weight, numbers_of in (
-        (counts_team, config.team_weight, _team_by_turn),
-        (counts_own, config.agent_weight, _own_by_turn),
+        (counts_team, weights.team_weight, _team_by_turn),
+        (counts_own, weights.agent_weight, _own_by_turn),
     ):
         if counts:
             rows = [numbers_of(rewards, agent, row, own, by_turn) for row, own in enumerate(steps)]
@@ -209,18 +233,39 @@ def mixed(rewards: Reward, agent: str, episodes: Sequence[Episode], config: Rewa
     return total.float()
 
 
-def _refuse_nothing(rewards: Reward, config: RewardConfig) -> NoReturn:
+def refuse_idle_weights(rewards: Reward, weights: Weights, config: RewardConfig) -> None:
+    """Raise on every rank for an agent's own weight of numbers that the reward has not given. Collective."""
+    by_turn = rewards.team_by_step is not None or bool(rewards.agent_by_turn)
+    there = {
+        "team_weight": rewards.team is not None or rewards.team_by_step is not None,
+        "agent_weight": bool(rewards.agent or rewards.agent_by_turn),
+        "turn_weight": by_turn,
+    }
+    answered = rewards.valid is None or any(rewards.valid)
+    with distributed.failing_together():
+        for name, own in weights.items():
+            for key, given in there.items():
+                if answered and not given and getattr(own, key) != getattr(config, key):
+                    what = {"team_weight": "for the team", "agent_weight": "for agents", "turn_weight": "by turn"}[key]
+                    raise ConfigError(
+                        f"task.agents.{name}.reward.{key}={getattr(own, key)}",
+                        f"would do nothing: the reward gives no numbers {what}",
+                        "leave it out",
+                    )
+
+
+def _refuse_nothing(rewards: Reward, weights: RewardWeightsConfig, setting: str) -> NoReturn:
     kind = "team" if rewards.team is not None or rewards.team_by_step is not None else "agent"
-    if not getattr(config, f"{kind}_weight"):
+    if not getattr(weights, f"{kind}_weight"):
         raise ConfigError(
-            f"reward.team_weight={config.team_weight} reward.agent_weight={config.agent_weight}",
+            f"{setting}.team_weight={weights.team_weight} {setting}.agent_weight={weights.agent_weight}",
             f"count nothing of this reward, which gives {kind!r} numbers",
-            f"set reward.{kind}_weight=1.0",
+            f"set {setting}.{kind}_weight=1.0",
         )
     raise ConfigError(
-        f"reward.turn_weight={config.turn_weight}",
+        f"{setting}.turn_weight={weights.turn_weight}",
         "counts nothing of this reward, which gives numbers by turn alone",
-        "set reward.turn_weight=1.0",
+        f"set {setting}.turn_weight=1.0",
     )
 
 

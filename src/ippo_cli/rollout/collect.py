@@ -30,8 +30,8 @@ def collect(
     """One episode for each example of this rank, in their order.
 
     All episodes that wait for the same agent are continued together, agents in the order of `formats` (and all at once
-    where the generator serves them `together`); then every
-    environment whose agents have answered takes its step. Collective: ranks whose episodes are over wait for others.
+    where the generator serves them `together`); then every environment whose agents have answered takes its step.
+    Collective: ranks whose episodes are over wait for others.
 
     What an environment raises fails its episode and no other; a mistake in the configuration is raised. An episode
     fails as well where its first prompts are too long, or any has no token; where a later one is too long, it ends as

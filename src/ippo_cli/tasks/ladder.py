@@ -8,6 +8,7 @@ from itertools import product
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import LadderConfig
+from ippo_cli.tasks.distinct import refuse_more_than, split
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.types import Example
 
@@ -66,11 +67,8 @@ def ladder_examples(config: LadderConfig, seed: int) -> tuple[list[Example], lis
     examples: list[Example] = [
         {"start": start, "stride": stride} for start, stride in product(letters, range(1, config.strides + 1))
     ]
-    if config.train_size + config.eval_size > len(examples):
-        raise ConfigError(
-            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more examples than the {len(examples)} pairs of a letter and a stride",
-            "lower the sizes, or use a longer task.alphabet",
-        )
+    refuse_more_than(
+        len(examples), "pairs of a letter and a stride", config, "lower the sizes, or use a longer task.alphabet"
+    )
     random.Random(f"ladder {seed}").shuffle(examples)
-    return examples[config.eval_size : config.eval_size + config.train_size], examples[: config.eval_size]
+    return split(examples, config)

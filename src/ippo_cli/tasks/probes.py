@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import TypeVar
 
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GridConfig, LettersConfig
+from ippo_cli.tasks.distinct import distinct, refuse_more_than, split
 from ippo_cli.types import Example
 
-T = TypeVar("T")
 Cell = tuple[int, int]  # x to the right, y upwards, from 0
 FILES = "abcdefghi"
 
@@ -22,13 +19,12 @@ def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], l
     """
     alphabet = sorted(set(config.alphabet))
     source = random.Random(f"probe letters {seed}")
-    _refuse_more_than(len(alphabet) ** config.length, config, f"strings of {config.length} letters")
-    strings = _distinct(
-        lambda: "".join(source.choices(alphabet, k=config.length)), config.train_size + config.eval_size
-    )
+    possible, what = len(alphabet) ** config.length, f"strings of {config.length} letters"
+    refuse_more_than(possible, what, config, "lower the sizes")
+    strings = distinct(lambda: "".join(source.choices(alphabet, k=config.length)), config)
     following = dict(zip(alphabet, alphabet[1:] + alphabet[:1], strict=True))
     examples: list[Example] = [{"letters": text, "last": text[-1], "next": following[text[-1]]} for text in strings]
-    return examples[config.eval_size :], examples[: config.eval_size]
+    return split(examples, config)
 
 
 def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Example]]:
@@ -39,10 +35,10 @@ def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Ex
     """
     cells = [(x, y) for x in range(config.size) for y in range(config.size)]
     source = random.Random(f"probe grid {seed}")
-    _refuse_more_than(len(cells) * (len(cells) - 1), config, f"pairs of cells of a {config.size} x {config.size} grid")
-    walks = _distinct(lambda: tuple(source.sample(cells, 2)), config.train_size + config.eval_size)
-    examples = [_walk(config.size, start, goal) for start, goal in walks]
-    return examples[config.eval_size :], examples[: config.eval_size]
+    possible, what = len(cells) * (len(cells) - 1), f"pairs of cells of a {config.size} x {config.size} grid"
+    refuse_more_than(possible, what, config, "lower the sizes")
+    walks = distinct(lambda: tuple(source.sample(cells, 2)), config)
+    return split([_walk(config.size, start, goal) for start, goal in walks], config)
 
 
 def _walk(size: int, start: Cell, goal: Cell) -> Example:
@@ -54,20 +50,3 @@ def _walk(size: int, start: Cell, goal: Cell) -> Example:
         "horizontal": "r" * right or "l" * -right,
         "vertical": "u" * up or "d" * -up,
     }
-
-
-def _distinct(draw: Callable[[], T], wanted: int) -> list[T]:
-    """Draws without repetitions, in their order: more of them never change the first ones."""
-    drawn: dict[T, None] = {}
-    while len(drawn) < wanted:
-        drawn[draw()] = None
-    return list(drawn)
-
-
-def _refuse_more_than(possible: int, config: LettersConfig | GridConfig, what: str) -> None:
-    if config.train_size + config.eval_size > possible:
-        raise ConfigError(
-            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more examples than the {possible} {what}",
-            "lower the sizes",
-        )

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from itertools import product
 
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import RelayConfig
+from ippo_cli.tasks.distinct import refuse_more_than, split
 from ippo_cli.types import Example
 
 
@@ -18,14 +18,9 @@ def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[
     second one reads its `own` letter and writes which of the two comes `later` in the alphabet, `next` or `own`.
     """
     examples = _all_examples(config)
-    if config.train_size + config.eval_size > len(examples):
-        raise ConfigError(
-            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more examples than the {len(examples)} pairs of letters",
-            "lower the sizes, or use a longer task.alphabet",
-        )
+    refuse_more_than(len(examples), "pairs of letters", config, "lower the sizes, or use a longer task.alphabet")
     random.Random(f"relay {seed}").shuffle(examples)
-    return examples[config.eval_size : config.eval_size + config.train_size], examples[: config.eval_size]
+    return split(examples, config)
 
 
 def best_parallel_score(config: RelayConfig) -> float:

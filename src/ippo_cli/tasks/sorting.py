@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import SortingConfig
+from ippo_cli.tasks.distinct import distinct, refuse_more_than, split
 from ippo_cli.types import Example
 
 
@@ -16,20 +16,12 @@ def sorting_examples(config: SortingConfig, seed: int) -> tuple[list[Example], l
     All examples are distinct arrangements of `length` letters, so no held-out one is ever trained on.
     """
     alphabet = sorted(set(config.alphabet))
-    wanted = config.train_size + config.eval_size
     possible = math.perm(len(alphabet), config.length) if config.length <= len(alphabet) else 0
-    if wanted > possible:
-        raise ConfigError(
-            f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more examples than the {possible} arrangements of {config.length} of {len(alphabet)} letters",
-            "lower the sizes, or use a longer task.alphabet",
-        )
+    what = f"arrangements of {config.length} of {len(alphabet)} letters"
+    refuse_more_than(possible, what, config, "lower the sizes, or use a longer task.alphabet")
     source = random.Random(f"sorting {seed}")
-    arrangements: dict[str, None] = {}  # a dict keeps the order of drawing
-    while len(arrangements) < wanted:
-        arrangements["".join(source.sample(alphabet, config.length))] = None
-    examples = [_example(letters) for letters in arrangements]
-    return examples[config.eval_size :], examples[: config.eval_size]
+    arrangements = distinct(lambda: "".join(source.sample(alphabet, config.length)), config)
+    return split([_example(letters) for letters in arrangements], config)
 
 
 def _example(letters: str) -> Example:

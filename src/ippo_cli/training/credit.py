@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ippo_cli.config.credit import replays_in
+from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.counterfactual import answers_to_prompts, other_episodes_baseline, recombined_baseline, silent
@@ -28,16 +29,17 @@ def baselines(
 
     Collective.
     """
-    agents, settings = list(config.task.agents), config.reward
+    weights, settings = reward_weights(config), config.reward
     found: Baselines = {}
     if replays_in(config, iteration):
         found[CreditAssignment.difference] = {
-            name: other_episodes_baseline(reward, episodes, replayed(name), name, agents, settings) for name in learning
+            name: other_episodes_baseline(reward, episodes, replayed(name), name, weights, settings)
+            for name in learning
         }
     if settings.credit_assignment is CreditAssignment.leave_out:
         found[CreditAssignment.leave_out] = {
             name: other_episodes_baseline(
-                reward, episodes, [silent(episode, name) for episode in episodes], name, agents, settings
+                reward, episodes, [silent(episode, name) for episode in episodes], name, weights, settings
             )
             for name in learning
         }
@@ -45,7 +47,7 @@ def baselines(
         generations = config.rollout.num_generations
         answers = answers_to_prompts(episodes, generations)
         found[CreditAssignment.counterfactual] = {
-            name: recombined_baseline(reward, episodes, answers, generations, name, agents, settings)
+            name: recombined_baseline(reward, episodes, answers, generations, name, weights, settings)
             for name in learning
         }
     return found

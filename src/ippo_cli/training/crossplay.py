@@ -30,6 +30,7 @@ from ippo_cli.training.heat_map import NO_PICTURE, can_draw, draw
 from ippo_cli.training.memory import GIB
 from ippo_cli.training.preflight import device_kind, this_machine
 from ippo_cli.training.process import prepare_process
+from ippo_cli.training.run import finite
 
 ALL = "all"
 Pairing = tuple[int, ...]
@@ -311,24 +312,15 @@ def _record(
         "models": weights.models,
         "weight_bytes": weights.size,
         "primary_metric": config.task.primary_metric,
-        "tables": [_without_nan(vars(table)) for table in tables],
+        "tables": [finite(vars(table)) for table in tables],
         "pairings": [
             {
                 "agents": {name: origins[origin].name for name, origin in zip(agents, pairing, strict=True)},
-                "metrics": _without_nan(one.metrics),
+                "metrics": finite(one.metrics),
             }
             for pairing, one in found.items()
         ],
     }
-
-
-def _without_nan(value: Any) -> Any:
-    """The same for JSON, which has no such number."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:

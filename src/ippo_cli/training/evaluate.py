@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from ippo_cli.config.errors import ConfigError, RewardError
+from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import attempt, failed_rows, mixed, turn_counts, why
+from ippo_cli.rewards.score import attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
 from ippo_cli.tasks.schedule import share
-from ippo_cli.tasks.task import Task, speakers_of_several_turns
-from ippo_cli.training.metrics import turn_totals
+from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
+from ippo_cli.training.iteration_metrics import prefixed, ratio, turn_totals
 from ippo_cli.training.samples import sample_rows
+from ippo_cli.training.turn_numbers import shown_turns, totals_of_turn
 from ippo_cli.types import Batch, Episode
 
 Play = Callable[[Batch, bool], list[Episode]]
@@ -45,8 +47,9 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
     for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
         episodes = play(batch, mode == "greedy")
         given, failure = attempt(reward, episodes, agents, config.reward)
-        with distributed.failing_together():
-            numbers = {name: mixed(given, name, episodes, config.reward) for name in agents}
+        weights = reward_weights(config)
+        refuse_idle_weights(given, weights, config.reward)
+        numbers = mixed(given, episodes, weights, agents)
         failures = {name: failed_rows(given, one) for name, one in numbers.items()}
         failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.
@@ -55,6 +58,9 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         }
         found, by_row = _metrics(given, scores, failed, episodes, len(task.held_out))
         found |= _turn_metrics(episodes, several_turns, len(task.held_out))
+        turns = shown_turns(agents, episodes, most_turns(config.task), config.tracker.turns)
+        for name, count in turns.items():
+            found |= prefixed(name, _by_turn(episodes, name, numbers[name], ~failures[name], count))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward "
@@ -106,6 +112,19 @@ def _metrics(
         result[f"{name}/truncated_share"] = cut / own if own else math.nan
     by_row = {name: means[name].double().where(own, math.nan) for name, own in zip(names, kept, strict=True)}
     return result, by_row
+
+
+def _by_turn(
+    episodes: Sequence[Episode], agent: str, scores: torch.Tensor, valid: torch.Tensor, turns: int
+) -> dict[str, float]:
+    """Of each of an agent's first turns, over all ranks."""
+    sums = {
+        f"{name}/turn/{turn + 1}": both
+        for turn in range(turns)
+        for name, both in totals_of_turn(episodes, agent, turn, scores, valid).items()
+    }
+    total = distributed.all_sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
+    return {name: ratio(*both) for name, both in zip(sums, total, strict=True)}
 
 
 def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:

@@ -40,6 +40,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
+from ippo_cli.training.run import finite
 from ippo_cli.types import Batch, Episode, Example
 
 
@@ -149,13 +150,12 @@ def load_policies(
 ) -> dict[str, FrozenAgent]:
     """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
     policies: dict[str, FrozenAgent] = {}
-    base, holder_of = base_of(config), holders(config)
     for name, agent in config.task.agents.items():
         record = subject.models[name]
         adapter = record.get("adapter") or {}
         key = (record["model"], record["commit"], agent.actor.dtype.value, adapter.get("model"), "adapter" in record)
         if key not in loaded:
-            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded, base[holder_of[name]])
+            loaded[key] = frozen_agent(name, record, agent.actor, device, loaded)
         policies[name] = replace(loaded[key], name=name)
     return policies
 
@@ -187,18 +187,27 @@ def _evaluate(
             console.say(
                 f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(exam.held_out)} rows)"
             )
-            for key, value in result.metrics.items():
-                console.say(f"  {key:<40} {value:.4f}")
+            for key, values in _in_lines(result.metrics).items():
+                console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}")
             console.say(f"written to {target}")
     finally:
         distributed.shutdown()
     return target
 
 
+def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
+    """Metrics by name, those of an agent's turns in one line, from the first turn on."""
+    lines: dict[str, list[float]] = {}
+    for key, value in metrics.items():
+        name, _, turn = key.rpartition("/turn/")
+        lines.setdefault(f"{name}/turn" if name else turn, []).append(value)
+    return lines
+
+
 def _write(target: Path, record: dict[str, Any]) -> None:
     with storing(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, json.dumps(record, indent=1) + "\n")
+        write_atomically(target, json.dumps(finite(record), indent=1) + "\n")
 
 
 def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:

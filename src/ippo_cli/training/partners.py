@@ -110,8 +110,9 @@ class Partners:
                     )
 
     def begin(self, team: Team, iteration: int) -> None:
-        """Take a snapshot where one is due before an iteration (counted from 0). Collective."""
-        if iteration % self._settings.every:
+        """Take a snapshot where one is due before an iteration (counted from 0), or where there is none: a resume may
+        have asked for the pool. Collective."""
+        if iteration % self._settings.every and self._state.snapshots:
             return
         assert self._settings.size is not None
         self._state.snapshots[iteration] = self._write(team, iteration)

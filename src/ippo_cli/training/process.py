@@ -31,13 +31,17 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
+from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
 from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
+from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.partners import Partners, best_first
@@ -167,7 +171,6 @@ def build_trainer(
     checkpoint = checkpoints.newest() if resumed else None
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
-    generator_of = partial(_generator, config, console, preemption)
     partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
@@ -181,19 +184,15 @@ def build_trainer(
     unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
     unusual |= long_views(material)
     console.warn(run.note(unusual))
+    source = _experience_source(
+        config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device
+    )
     return Trainer(
         config=config,
         plan=plan,
         task=task,
-        schedule=schedule,
-        environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
-        formats=formats,
-        generator=generator_of(state.team.speakers),
-        generator_of=generator_of,
-        initial=_initial_generator(config, state.team, console, preemption),
+        source=source,
         partners=partners,
-        device=device,
-        reward=reward,
         state=state,
         run=run,
         checkpoints=checkpoints,
@@ -233,6 +232,37 @@ def _initial_state(config: Config, team: Team, run: Run) -> State:
         progress=Progress(),
         run=run.state,
         rng=rng_state(),
+    )
+
+
+def _experience_source(
+    config: Config,
+    state: State,
+    schedule: ExampleSchedule,
+    formats: Mapping[str, PromptFormat],
+    partners: Partners | None,
+    reward: RewardFunction,
+    *,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+) -> ExperienceSource:
+    """What plays and scores a run's episodes."""
+    generator_of = partial(_generator, config, console, preemption)
+    return ExperienceSource(
+        config=config,
+        team=state.team,
+        schedule=schedule,
+        environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
+        formats=formats,
+        generator=generator_of(state.team.speakers),
+        initial=_initial_generator(config, state.team, console, preemption),
+        generator_of=generator_of,
+        partners=partners,
+        with_greedy=state.algorithm.needs_greedy,
+        reward=reward,
+        preemption=preemption,
+        device=device,
     )
 
 

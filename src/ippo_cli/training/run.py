@@ -242,7 +242,7 @@ def _quietly(args: threading.ExceptHookArgs) -> None:
 
 
 def _text(state: RunState) -> str:
-    return json.dumps(_finite(asdict(state)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(asdict(state)), indent=1, allow_nan=False) + "\n"
 
 
 def _with_nan(row: Mapping[str, float | None]) -> dict[str, float]:
@@ -250,10 +250,10 @@ def _with_nan(row: Mapping[str, float | None]) -> dict[str, float]:
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """What JSON can say of it: null stands for numbers that are none."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrd
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.metrics import prefixed
+from ippo_cli.training.iteration_metrics import ratio
 from ippo_cli.training.update import UpdateStats, update
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 
@@ -36,9 +37,16 @@ def policies_in_order(config: Config, policies: Sequence[str], iteration: int) -
 
 
 def update_team(
-    team: Team, experience: Experience, targets: Mapping[str, Targets], config: Config, context: StepContext
+    team: Team,
+    experience: Experience,
+    targets: Mapping[str, Targets],
+    config: Config,
+    context: StepContext,
+    turns: Mapping[str, int] = MappingProxyType({}),
 ) -> list[UpdateStats]:
     """One iteration's training of every learner; each one's metrics by their full names, in the order of `learners`.
+
+    `turns`: by agent, of how many of its first turns there are means.
 
     Critics learn in every iteration, from plain targets: values must follow the team, whoever of it has just changed.
     A policy that carries its value head rests with it when it is not its turn, since one moves the other.
@@ -53,10 +61,10 @@ def update_team(
         learner, own = policies[name], targets
         told: UpdateStats = {}
         if changes is not None:
-            own, told = changes.corrected(learner, targets)
-            told["policy/order"] = float(place)
+            own, told = changes.corrected(learner, targets, turns)
+            told[f"{name}/policy/order"] = float(place)
         before = None if changes is None or place == len(order) else changes.logprobs(team, learner)
-        stats[id(learner)] = update(learner, experience.rollouts, own, context, experience.views) | told
+        stats[id(learner)] = told | update(learner, experience.rollouts, own, context, experience.views, turns=turns)
         if changes is not None and before is not None:
             changes.note(learner, before, changes.logprobs(team, learner))
     for learner in team.learners:
@@ -67,9 +75,10 @@ def update_team(
                 targets,
                 context,
                 experience.views,
+                turns=turns,
                 rests=learner.is_policy and learner.name not in order,
             )
-    return [prefixed(learner.name, stats[id(learner)]) for learner in team.learners]
+    return [stats[id(learner)] for learner in team.learners]
 
 
 @dataclass
@@ -89,22 +98,33 @@ class JointChanges:
         self.logratio = first.logprobs.new_zeros(len(first.texts), self.count)
 
     def corrected(
-        self, learner: Learner, targets: Mapping[str, Targets]
-    ) -> tuple[Mapping[str, Targets], dict[str, float]]:
-        """The targets with a learner's advantages multiplied by its agents' factors, and what to log of these."""
+        self, learner: Learner, targets: Mapping[str, Targets], turns: Mapping[str, int]
+    ) -> tuple[Mapping[str, Targets], UpdateStats]:
+        """The targets with a learner's advantages multiplied by its agents' factors, and what to log of these.
+
+        `turns`: by agent, of how many of its first turns there are means.
+        """
         cap = math.inf if self.correction.cap is None else self.correction.cap
         own: dict[str, Targets] = {}
-        numbers: list[Tensor] = []
+        factors: dict[str, list[Tensor]] = {}  # of what there is a mean of, by its name
         for name in learner.trains:
-            mask = self.experience.rollouts[name].response_mask
-            factor = sequential_factor(self.logratio, mask, self.steps[name], cap=cap)
+            rollout, mask = self.experience.rollouts[name], targets[name].loss_mask
+            factor = sequential_factor(self.logratio, rollout.response_mask, self.steps[name], cap=cap)
             own[name] = replace(targets[name], advantages=targets[name].advantages * factor)
-            numbers.append(factor[targets[name].loss_mask])
-        factors = torch.cat(numbers).double()
-        total, count = distributed.all_sum(torch.stack([factors.sum(), factors.new_tensor(float(len(factors)))]))
-        largest = distributed.all_max(torch.cat([factors, factors.new_zeros(1)]).max())
-        told = {"policy/correction": float(total / count) if count else math.nan}
-        return {**targets, **own}, told | {"policy/correction_max": float(largest) if count else math.nan}
+            for holder in dict.fromkeys((learner.name, name)):
+                factors.setdefault(f"{holder}/policy/correction", []).append(factor[mask])
+            for turn in range(turns.get(name, 0)):
+                factors[f"{name}/policy/correction/turn/{turn + 1}"] = [factor[mask & (rollout.turn == turn)]]
+        joint = {key: torch.cat(numbers).double() for key, numbers in factors.items()}
+        sums = [torch.stack([numbers.sum(), numbers.new_tensor(float(len(numbers)))]) for numbers in joint.values()]
+        total = distributed.all_sum(torch.stack(sums)).tolist()
+        told = {key: ratio(*both) for key, both in zip(joint, total, strict=True)}
+        all_factors = joint[f"{learner.name}/policy/correction"]
+        largest = distributed.all_max(torch.cat([all_factors, all_factors.new_zeros(1)]).max())
+        known = not math.isnan(told[f"{learner.name}/policy/correction"])
+        return {**targets, **own}, told | {
+            f"{learner.name}/policy/correction_max": float(largest) if known else math.nan
+        }
 
     def logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
         """What the policy as it is now says of the actions of its agents: both sides of a ratio from one forward."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,29 +10,37 @@ from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.engine import distributed
-from ippo_cli.training.metrics import explained_variance, prefixed, ratio
-from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets, Turn
+from ippo_cli.training.iteration_metrics import explained_variance, prefixed, ratio
+from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
+
+
+def shown_turns(
+    agents: Iterable[str], episodes: Sequence[Episode], most: Mapping[str, int | None], shown: int
+) -> dict[str, int]:
+    """Of how many turns there are metrics, by agent, without those that have none: at most the first `shown`.
+
+    `most`: how many turns each agent may have, None where no limit is known: then as many as it had on any rank.
+    """
+    several = [name for name in agents if most[name] != 1 and shown]
+    return {
+        name: min(shown, _most_spoken(episodes, name) if (limit := most[name]) is None else limit) for name in several
+    }
 
 
 def turn_row(
     agents: Mapping[str, Agent],
     experience: Experience,
     targets: Mapping[str, Targets],
-    most: Mapping[str, int | None],
-    shown: int,
+    turns: Mapping[str, int],
 ) -> dict[str, float]:
-    """Of the agents that may have several turns, the first `shown` of them; `most` is how many each may have."""
+    """Of agents that have several turns, as many of the first as `turns` says."""
     row: dict[str, float] = {}
-    for name, agent in agents.items():
-        if most[name] == 1 or not shown:
-            continue
-        rollout, scores, own = experience.rollouts[name], experience.scores[name], targets[name]
-        limit = most[name]
-        turns = min(shown, _most_spoken(experience.episodes, name) if limit is None else limit)
+    for name, count in turns.items():
+        agent, rollout, scores, own = agents[name], experience.rollouts[name], experience.scores[name], targets[name]
         numbers = turn_sums(
-            experience.episodes, name, rollout, scores, own, turns, compares=agent.reference is not None
+            experience.episodes, name, rollout, scores, own, count, compares=agent.reference is not None
         )
-        for turn in range(turns):
+        for turn in range(count):
             numbers |= {
                 f"{key}/turn/{turn + 1}": value for key, value in turn_moments(agent, rollout, own, turn).items()
             }
@@ -51,7 +59,6 @@ def turn_sums(
     compares: bool,
 ) -> dict[str, float]:
     """Means over the turns with one number, over all ranks; `compares`: whether there is a reference."""
-    spoken = [episode.own(agent) for episode in episodes]
     per_token = {
         "rollout/logprob": rollout.logprobs,
         "targets/reward": targets.rewards,
@@ -61,19 +68,40 @@ def turn_sums(
         per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
     sums: dict[str, tuple[float, float]] = {}  # by name: the sum, and of how many
     for turn in range(turns):
-        own = [said[turn] for said in spoken if len(said) > turn]
         tokens = rollout.turn == turn
-        sums[f"rollout/response_length/turn/{turn + 1}"] = float(tokens.sum()), float(len(own))
-        sums[f"rollout/cut_share/turn/{turn + 1}"] = _cut(own), float(len(own))
+        there = taken(episodes, agent, turn).to(scores.valid.device)
+        sums |= {
+            (f"{name}/turn/{turn + 1}" if name == "score" else f"rollout/{name}/turn/{turn + 1}"): both
+            for name, both in totals_of_turn(episodes, agent, turn, scores.raw, scores.valid).items()
+        }
         for name, numbers in per_token.items():
             sums[f"{name}/turn/{turn + 1}"] = float(numbers.double()[tokens].sum()), float(tokens.sum())
-        there = torch.tensor([len(said) > turn for said in spoken], dtype=torch.bool, device=scores.valid.device)
-        sums[f"score/turn/{turn + 1}"] = _column(scores.raw, turn, there & scores.valid)
         for how, credit in scores.credit.items():
             known = there & torch.isfinite(credit).all(dim=1)
             sums[f"credit/{how}/mean/turn/{turn + 1}"] = _column(credit, turn, known)
     total = distributed.all_sum(torch.tensor(list(sums.values()), dtype=torch.double, device=rollout.length.device))
     return {name: ratio(*both) for name, both in zip(sums, total.tolist(), strict=True)}
+
+
+def totals_of_turn(
+    episodes: Sequence[Episode], agent: str, turn: int, scores: Tensor, valid: Tensor
+) -> dict[str, tuple[float, float]]:
+    """Of one turn in the episodes of this rank: by name, a sum, and of how many it is.
+
+    `scores` `[B, K]` by turn, of rows that are `valid`.
+    """
+    own = [said[turn] for episode in episodes if len(said := episode.own(agent)) > turn]
+    scored = taken(episodes, agent, turn).to(valid.device) & valid
+    return {
+        "response_length": (float(sum(len(one.completion.ids) for one in own)), float(len(own))),
+        "cut_share": (float(sum(not one.completion.finished for one in own)), float(len(own))),
+        "score": _column(scores, turn, scored),
+    }
+
+
+def taken(episodes: Sequence[Episode], agent: str, turn: int) -> Tensor:
+    """In which episodes an agent had this turn, `[B]` bool."""
+    return torch.tensor([len(episode.own(agent)) > turn for episode in episodes], dtype=torch.bool)
 
 
 def turn_moments(agent: Agent, rollout: Rollout, targets: Targets, turn: int) -> dict[str, float]:
@@ -96,10 +124,6 @@ def turn_moments(agent: Agent, rollout: Rollout, targets: Targets, turn: int) ->
 def _most_spoken(episodes: Sequence[Episode], agent: str) -> int:
     """The most turns of an agent in an episode of the buffer."""
     return int(distributed.all_max(torch.tensor(max((len(episode.own(agent)) for episode in episodes), default=0))))
-
-
-def _cut(turns: Sequence[Turn]) -> float:
-    return float(sum(not turn.completion.finished for turn in turns))
 
 
 def _column(numbers: Tensor, turn: int, rows: Tensor) -> tuple[float, float]:

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.agents.learner import Learner
-from ippo_cli.algorithms.losses import Loss
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
+from ippo_cli.training.balance import dealt
+from ippo_cli.training.iteration_metrics import prefixed
+from ippo_cli.training.tally import Tally
 from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
 
 MAX_SKIPPED_IN_A_ROW = 5
 
 UpdateStats = dict[str, float]
-
-
-@dataclass
-class _Tally:
-    """Sums and maxima over micro-batches, by name; one reduction over ranks at the end of an update."""
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    maxima: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, prefix: str, loss: Loss, *, first_epoch: bool, first_step: bool) -> None:
-        for name, value in loss.sums.items():
-            if name != "ratio" or first_epoch:
-                self._plus(f"{prefix}/{name}", value)
-        for name, value in loss.maxima.items():
-            for kept, wanted in (
-                (f"{prefix}/{name}_max_deviation", first_epoch),
-                (f"{prefix}/{name}_first_step_deviation", first_step),
-            ):
-                if wanted:
-                    self.maxima[kept] = torch.maximum(self.maxima.get(kept, torch.zeros_like(value)), value)
-
-    def _plus(self, name: str, value: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, torch.zeros((), dtype=torch.float64, device=value.device)) + value
-
-    def step_sum(self, name: str) -> Tensor:
-        return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 
 
 def update(
@@ -54,15 +30,17 @@ def update(
     context: StepContext,
     views: Mapping[str, CriticView] | None = None,
     *,
+    turns: Mapping[str, int] = MappingProxyType({}),
     rests: bool = False,
 ) -> UpdateStats:
     """One iteration's training of one learner, on the rows of the agents that it learns from.
 
-    `views`: by agent, what a centralised critic reads in place of the rows. One that `rests` is given its learning rate
-    and nothing else. Returns its metrics, named `<stage>/<name>`, the same on every rank.
+    `views`: by agent, what a centralised critic reads in place of the rows. `turns`: by agent, of how many of its first
+    turns there are means; none of who is left out. One that `rests` is given its learning rate and nothing else.
+    Returns its metrics by their full names, the same on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
-    stats = {f"{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
+    stats = {f"{learner.name}/{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
     if not rests and learner.objective.trains(context):
         if learner.layout is not None:
             assert views is not None
@@ -71,13 +49,15 @@ def update(
         rows = joined([rollouts[name] for name in learner.trains])
         own_targets = joined([targets[name] for name in learner.trains])
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
-            stats |= _train(learner, rows, own_targets, context)
+            stats |= _train(learner, rows, own_targets, context, turns)
     return stats
 
 
-def _train(learner: Learner, rollout: Rollout, targets: Targets, context: StepContext) -> UpdateStats:
+def _train(
+    learner: Learner, rollout: Rollout, targets: Targets, context: StepContext, turns: Mapping[str, int]
+) -> UpdateStats:
     learner.engine.train()
-    tally, norms, steps, skipped, tokens, first_epoch_tokens = _Tally(), 0.0, 0, 0, 0, 0
+    tally, norms, steps, skipped = Tally.of(learner.name, learner.trains, turns), 0.0, 0, 0
     target_kl = learner.objective.target_kl
     for epoch in range(learner.ppo_epochs):
         stopped = False
@@ -92,8 +72,9 @@ def _train(learner: Learner, rollout: Rollout, targets: Targets, context: StepCo
         for number, batch in enumerate(epoch_batches):
             before = tally.step_sum("policy/approx_kl").clone()
             result = _step(learner, batch, context, tally, (epoch == 0, epoch == 0 and number == 0))
-            steps, skipped, tokens = steps + 1, skipped + (not result.applied), tokens + batch.num_tokens
-            first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
+            steps, skipped = steps + 1, skipped + (not result.applied)
+            tally.tokens += batch.num_tokens
+            tally.first_epoch_tokens += batch.num_tokens if epoch == 0 else 0
             norms += result.grad_norm if result.applied else 0.0
             _stop_if_not_finite(learner, result)
             if target_kl is not None:
@@ -107,12 +88,11 @@ def _train(learner: Learner, rollout: Rollout, targets: Targets, context: StepCo
     own = {"grad_norm": norms / max(steps - skipped, 1), "steps": float(steps), "skipped_steps": float(skipped)}
     if target_kl is not None:
         own["stopped_early"] = float(stopped)
-    stats = {f"{learner.stage}/{name}": value for name, value in own.items()}
-    return stats | _reduced(tally, tokens, first_epoch_tokens)
+    return prefixed(f"{learner.name}/{learner.stage}", own) | tally.means()
 
 
 def _step(
-    learner: Learner, batch: Minibatch, context: StepContext, tally: _Tally, first: tuple[bool, bool]
+    learner: Learner, batch: Minibatch, context: StepContext, tally: Tally, first: tuple[bool, bool]
 ) -> StepResult:
     """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
     groups = learner.batches(batch.rollout, learner.micro_batch_tokens)
@@ -123,7 +103,7 @@ def _step(
             micro = micro.ignored()
         losses = learner.losses(micro, context)
         for prefix, loss in losses.items():
-            tally.add(prefix, loss, first_epoch=first[0], first_step=first[1])
+            tally.add(prefix, loss, micro, first_epoch=first[0], first_step=first[1])
         learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
     return learner.engine.step()
 
@@ -134,7 +114,8 @@ def minibatches(
     """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
 
     Ranks may hold different numbers of rows, but each at least one, and of each of the `agents` whose rows are joined
-    equally many. In the global buffer the rows of one agent on all ranks come before those of the next.
+    equally many. In the global buffer the rows of one agent on all ranks come before those of the next. Which rank
+    works on a row of a mini-batch is decided for each anew (`balance.dealt`), whoever wrote it.
     """
     device = rollout.response_ids.device
     by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
@@ -145,6 +126,7 @@ def minibatches(
     generator = torch.Generator().manual_seed((context.seed * 1_000_003 + context.iteration) * 101 + epoch)
     # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
     drawn = torch.repeat_interleave(torch.arange(total), counted)
+    agent = torch.arange(agents, device=device).repeat_interleave(len(by_agent))
     order = drawn[torch.randperm(total, generator=generator)].split(mini_batch_size)
     rows = [here[part][here[part] >= 0] for part in order]
     tokens = torch.stack([targets.loss_mask[part.to(device)].sum() for part in rows])
@@ -154,15 +136,24 @@ def minibatches(
     for number, part in enumerate(rows):
         if counts[0][number] == 0:
             continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
-        picked = part if len(part) else torch.zeros(1, dtype=torch.long)
-        batch = Minibatch(
-            rollout=Rollout(**take(rollout, picked)),
-            targets=Targets(**take(targets, picked)),
-            num_tokens=int(counts[0][number]),
-            num_sequences=int(counts[1][number]),
-            num_values=int(counts[2][number]),
-        )
-        yield batch if len(part) else batch.ignored()
+        counts_of = [column[number] for column in counts]
+        own = _at(rollout, targets, agent, part, counts_of)
+        if distributed.world_size() > 1:
+            own = dealt(own)
+        yield own if len(own.agent) else _at(rollout, targets, agent, here.new_zeros(1), counts_of).ignored()
+
+
+def _at(rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: Sequence[float]) -> Minibatch:
+    """Some of the rows, with the counts of tokens, sequences and values of the whole mini-batch."""
+    tokens, sequences, values = map(int, counts)
+    return Minibatch(
+        rollout=Rollout(**take(rollout, rows)),
+        targets=Targets(**take(targets, rows)),
+        num_tokens=tokens,
+        num_sequences=sequences,
+        num_values=values,
+        agent=agent[rows.to(agent.device)],
+    )
 
 
 def _stop_if_not_finite(learner: Learner, result: StepResult) -> None:
@@ -172,15 +163,3 @@ def _stop_if_not_finite(learner: Learner, result: StepResult) -> None:
             f"{learner.name}: {learner.skipped_in_a_row} optimizer steps in a row of its {learner.stage} had NaN or "
             f"infinite gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
         )
-
-
-def _reduced(tally: _Tally, tokens: int, first_epoch_tokens: int) -> UpdateStats:
-    names = sorted(tally.sums)
-    sums = distributed.all_sum(torch.stack([tally.sums[name] for name in names])).tolist() if names else []
-    stats = {
-        name: value / max(first_epoch_tokens if name.endswith("/ratio") else tokens, 1)
-        for name, value in zip(names, sums, strict=True)
-    }
-    for name, value in sorted(tally.maxima.items()):
-        stats[name] = float(distributed.all_max(value))
-    return stats

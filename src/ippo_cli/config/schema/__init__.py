@@ -74,6 +74,7 @@ from ippo_cli.config.schema.reward import (
     Processor,
     RewardConfig,
     RewardKind,
+    RewardWeightsConfig,
 )
 from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ippo_cli.config.schema.actor import TinyLoraActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import AnyCriticConfig
+from ippo_cli.config.schema.reward import RewardWeightsConfig
 from ippo_cli.config.schema.rollout import SamplingConfig
 
 T = TypeVar("T")
@@ -48,3 +49,4 @@ class AgentConfig(SpeakerConfig):
     critic: AnyCriticConfig = field(default_factory=partial(unset, AnyCriticConfig))  # and of `critic`
     rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
     algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps
+    reward: RewardWeightsConfig = field(default_factory=partial(unset, RewardWeightsConfig))  # and of its score

@@ -43,13 +43,19 @@ class NumberMatch(str, Enum):
 
 
 @dataclass
-class RewardConfig:
-    """How responses become scores."""
+class RewardWeightsConfig:
+    """What counts in an agent's score: the keys of `reward` that an agent may have values of its own for."""
 
-    kind: RewardKind  # exact_match | function | grid | gsm8k | number | environment
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
     turn_weight: float  # weight, in both, of numbers for single turns beside those for whole episodes
+
+
+@dataclass
+class RewardConfig(RewardWeightsConfig):
+    """How responses become scores."""
+
+    kind: RewardKind  # exact_match | function | grid | gsm8k | number | environment
     credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore

@@ -1,0 +1,53 @@
+"""What counts in each agent's score, and weights that would leave nothing of it or do nothing."""
+
+from __future__ import annotations
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import (
+    Config,
+    EnvironmentRewardConfig,
+    FunctionRewardConfig,
+    GridRewardConfig,
+    RewardWeightsConfig,
+)
+
+
+def reward_weights(config: Config) -> dict[str, RewardWeightsConfig]:
+    """By agent, in the task's order."""
+    return {name: agent.reward for name, agent in config.task.agents.items()}
+
+
+def check_reward_weights(config: Config) -> None:
+    """Raise `ConfigError` for weights that leave no reward, and for those of numbers that a reward never gives.
+
+    What a reward function gives is known when it is asked for the first time.
+    """
+    for name, weights in reward_weights(config).items():
+        common = all(getattr(config.reward, key) == value for key, value in vars(weights).items())
+        where = "reward" if common else f"task.agents.{name}.reward"
+        if not weights.team_weight and not weights.agent_weight:
+            raise ConfigError(f"{where}.team_weight=0 {where}.agent_weight=0", "leave no reward", "set one of them")
+        if isinstance(config.reward, EnvironmentRewardConfig):
+            if not weights.turn_weight:
+                raise ConfigError(
+                    f"{where}.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0"
+                )
+        elif not isinstance(config.reward, FunctionRewardConfig):
+            _refuse_idle(config, where, weights)
+
+
+def _refuse_idle(config: Config, where: str, weights: RewardWeightsConfig) -> None:
+    """Of a reward that judges examples: it gives nothing by turn, and walks have no share that is one agent's own."""
+    kind = config.reward.kind.value
+    if weights.turn_weight != 1.0:
+        raise ConfigError(
+            f"{where}.turn_weight={weights.turn_weight}",
+            f"would do nothing: reward={kind} gives no numbers by turn",
+            "use 1.0, or reward=function or environment",
+        )
+    if isinstance(config.reward, GridRewardConfig) and weights.agent_weight:
+        raise ConfigError(
+            f"{where}.agent_weight={weights.agent_weight}",
+            f"would do nothing: reward={kind} gives the team's numbers alone",
+            "use 0.0",
+        )

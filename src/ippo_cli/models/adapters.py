@@ -1,0 +1,139 @@
+"""What reads with an adapter: policies and critics on a frozen base. Imports peft, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.models.actor import Policy, PolicyOutput
+from ippo_cli.models.critic import ValueHead, ValueModel, at_states, value_head_from, value_model
+from ippo_cli.models.layout import Sequences
+from ippo_cli.models.load import backbone_of, below
+from ippo_cli.models.lora import BESIDE_MERGED, Adapter, FrozenBase, adapter_folder
+from ippo_cli.models.packing import read
+
+
+class AdapterPolicy(Policy):
+    """A base read with an adapter; without one it is the reference of all who are on the base."""
+
+    def __init__(self, base: FrozenBase, adapter: Adapter | None, value_head: ValueHead | None = None) -> None:
+        super().__init__(base.lm, value_head)
+        del self.lm
+        self.__dict__["lm"] = base.lm  # not registered: an engine must see the adapter alone
+        self.__dict__["base"] = base
+        self.base: FrozenBase
+        self.adapter = adapter
+        self.packs = base.packs
+        if adapter is not None and base.by_row:
+            self.rows_apart = base
+
+    def forward(self, *args: Any, **options: Any) -> PolicyOutput:
+        with self.reading():
+            return super().forward(*args, **options)
+
+    @torch.no_grad()
+    def own_states(self, sequences: Sequences) -> Tensor:
+        with self.reading():
+            return super().own_states(sequences)
+
+    @property
+    def trained(self) -> nn.Module:
+        assert self.adapter is not None
+        return self.adapter
+
+    def reading(self) -> AbstractContextManager[None]:
+        return self.base.reading(None if self.adapter is None else self.adapter.name)
+
+    def train(self, mode: bool = True) -> AdapterPolicy:
+        super().train(mode)
+        self.base.lm.train(mode)  # gradients are checkpointed in training mode alone
+        return self
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        assert self.adapter is not None
+        own, actor = below("adapter.", weights), folder / "actor"
+        if merged:
+            self.lm.save_pretrained(actor, state_dict=self.base.merged(self.adapter, own))
+        self.adapter.save(actor / BESIDE_MERGED if merged else actor, own)
+        tokenizer.save_pretrained(actor)
+        return [actor, *self._save_head(folder, weights)]
+
+    @torch.no_grad()
+    def load_saved(self, folder: Path) -> None:
+        assert self.adapter is not None
+        self.adapter.load(folder / "actor", "checkpoint")
+        if self.value_head is not None:
+            self.value_head.load_state_dict(value_head_from(folder / "critic").state_dict())
+
+
+class AdapterCritic(nn.Module):
+    """Values from an adapter of its own on the actor's base, and a value head."""
+
+    def __init__(self, adapter: Adapter, value_head: ValueHead) -> None:
+        super().__init__()
+        self.adapter, self.value_head = adapter, value_head
+        self.packs = adapter.base.packs
+
+    def forward(self, sequences: Sequences) -> Tensor:
+        """The values `[b, R + 1]` of every state, see `Sequences.state`."""
+        with self.adapter.reading():
+            hidden = read(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
+        return at_states(self.value_head(hidden), sequences.state)
+
+    def train(self, mode: bool = True) -> AdapterCritic:
+        super().train(mode)
+        self.adapter.base.lm.train(mode)
+        return self
+
+    def save(
+        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+    ) -> list[Path]:
+        own, head, critic = below("adapter.", weights), below("value_head.", weights), folder / "critic"
+        if merged:
+            self._merged_model().save_pretrained(critic, state_dict=self._merged_state(own, head))
+        saved = critic / BESIDE_MERGED if merged else critic
+        self.adapter.save(saved, own)
+        self.value_head.save_pretrained(saved / "value_head", state_dict=head)
+        tokenizer.save_pretrained(critic)
+        return [critic]
+
+    def load_saved(self, folder: Path) -> None:
+        self.load(folder / "critic", "checkpoint")
+
+    @torch.no_grad()
+    def load(self, folder: Path, setting: str) -> None:
+        """Take up an earlier critic's adapter and head."""
+        self.adapter.load(folder, setting)
+        where = f"{setting}={folder}"
+        try:
+            head = value_head_from(adapter_folder(folder, setting) / "value_head")
+        except Exception as error:
+            raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
+        stored, wanted = (one.config.value_head_hidden_dim for one in (head, self.value_head))
+        if stored != wanted:
+            raise PreflightError(
+                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={wanted}"
+            )
+        self.value_head.load_state_dict(head.state_dict())
+
+    def _merged_model(self) -> ValueModel:
+        """A model of the same kind without memory for its weights, for its configuration."""
+        backbone = backbone_of(self.adapter.base.lm)
+        with torch.device("meta"):
+            return value_model(type(backbone)(backbone.config), self.value_head.config.value_head_hidden_dim)
+
+    def _merged_state(self, own: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        base = self.adapter.base
+        prefix = f"{base.lm.base_model_prefix}."
+        backbone = below(prefix, base.merged(self.adapter, own))
+        state = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
+        return state | {f"value_head.{name}": tensor for name, tensor in head.items()}

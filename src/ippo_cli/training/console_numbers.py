@@ -1,0 +1,183 @@
+"""An iteration's numbers as a person reads them: one plain line, or a table in a frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Column, Table
+from rich.text import Text
+
+from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, cut, shortened, text_width
+
+SPARKS = "▁▂▃▄▅▆▇█"
+COLUMNS = {  # the metric's own name -> where it stands below the agent's name
+    "score": "score/mean",
+    "entropy": "policy/entropy",
+    "approx_kl": "policy/approx_kl",
+    "kl/reference": "kl/reference",
+    "explained_variance": "value/explained_variance",
+    "response_length": "rollout/response_length",
+}
+WORST = {"approx_kl": max, "kl/reference": max}  # of several agents', where that is not the lowest
+PHASES = ("rollout", "score", "logprobs", "targets", "update")
+FRAME, PADDING = 4, 2  # columns that a panel takes around its content, and a table around each of its own
+NUMBER_WIDTH, SHORT_NAME, TREND_WIDTH = 6, 8, 24
+USUAL_NUMBER = -0.123  # as wide as most numbers are; a line's layout must not change with every value
+
+
+def iteration_panel(
+    row: Mapping[str, float],
+    agents: Sequence[str],
+    columns: Sequence[str],
+    history: Mapping[str, Sequence[float]],
+    num_iterations: int,
+    left: float,
+    room: int,
+) -> Panel:
+    """An iteration as a table in a frame. `history`: each agent's mean scores so far; `left`: seconds until the end."""
+    widths, name_width, trend_width = fitted(columns, agents, room - FRAME)
+    headings = [
+        Column(_heading(column), justify="right", width=width, overflow="fold") for column, width in widths.items()
+    ]
+    table = Table(Column("agent", width=name_width), *headings, box=None)
+    if trend_width:
+        table.add_column("trend", width=trend_width)
+    for name in agents:
+        cells = [number(row.get(agent_key(name, column))) for column in widths]
+        trend = [sparkline(history[name], trend_width)] if trend_width else []
+        table.add_row(shortened(name, name_width), *cells, *trend)
+    seconds = f"{row['time/iteration']:.1f}s ({_phases(row)})"
+    footer = Text(
+        f"{row['perf/tokens_per_second']:.0f} tok/s   {seconds}   ETA {_clock(left)}",
+        style="dim",
+        no_wrap=False,
+        overflow="fold",
+    )
+    return Panel(Group(table, footer), title=f"iteration {int(row['iteration'])} of {num_iterations}", expand=False)
+
+
+def fitted(columns: Sequence[str], agents: Sequence[str], room: int) -> tuple[dict[str, int], int, int]:
+    """Widths of a table's columns in so much room: of the numbers, of the agents' names, and of their trends.
+
+    Numbers are never cut. The trend gives way first, then headings stand below each other, then names are shortened,
+    then the last columns are left out.
+    """
+    name_width = max(min(max(map(text_width, agents)), NAME_WIDTH), len("agent"))
+    widths = {column: max(NUMBER_WIDTH, len(_heading(column))) for column in columns}
+    if _taken(widths, name_width) + PADDING + TREND_WIDTH > room:
+        widths = {column: max(NUMBER_WIDTH, *map(len, _heading(column).split())) for column in columns}
+    while len(widths) > 1 and _taken(widths, min(name_width, SHORT_NAME)) > room:
+        widths.popitem()
+    name_width = max(min(name_width, room - _taken(widths, 0)), 1)
+    trend_width = min(room - _taken(widths, name_width) - PADDING, TREND_WIDTH)
+    return widths, name_width, trend_width if trend_width >= len("trend") else 0
+
+
+def _heading(column: str) -> str:
+    return column.replace("_", " ")
+
+
+def _taken(widths: Mapping[str, int], name_width: int) -> int:
+    return sum(width + PADDING for width in (name_width, *widths.values()))
+
+
+def iteration_line(
+    row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str], num_iterations: int, left: float
+) -> str:
+    """An iteration in one line: the first layout that has room for usual numbers, so that it stays the same."""
+    usual = dict(row) | {key: USUAL_NUMBER for name in agents for column in columns if (key := agent_key(name, column))}
+    usual |= {"perf/tokens_per_second": 12345.0, "time/iteration": 12.3}
+    brief = [column for column in columns if column != "response_length"]
+    layouts: list[tuple[Callable[..., list[str]], Sequence[str], tuple[str, ...]]] = [
+        (_each, columns, ("agents", "rate", "phases")),
+        (_each, columns, ("agents", "rate")),
+        (_each, brief, ("agents", "rate")),
+        (_each, brief, ("rate",)),
+        (_each, brief, ()),
+        (_worst, brief, ("agents", "rate")),
+        (_worst, brief, ("rate",)),
+        (_worst, brief, ()),
+    ]
+    for told, wanted, extras in layouts:
+        if text_width(_joined(usual, agents, told, wanted, extras, num_iterations, 35999.0)) <= LINE_WIDTH:
+            break
+    return cut(_joined(row, agents, told, wanted, extras, num_iterations, left))
+
+
+def _joined(
+    row: Mapping[str, float],
+    agents: Sequence[str],
+    told: Callable[..., list[str]],
+    columns: Sequence[str],
+    extras: Sequence[str],
+    num_iterations: int,
+    left: float,
+) -> str:
+    parts = [f"{int(row['iteration']):>5}/{num_iterations}"]
+    if "agents" in extras and len(agents) > 1:
+        names = "/".join(shortened(name) for name in agents)
+        parts.append(f"{names if told is _each else f'{len(agents)} agents'}:")
+    parts += told(row, agents, columns)
+    if "rate" in extras:
+        parts.append(f"{row['perf/tokens_per_second']:.0f} tok/s")
+    seconds = f"{row['time/iteration']:.1f}s"
+    if "phases" in extras:
+        seconds += f" ({_phases(row)})"
+    return "  ".join([*parts, seconds, f"ETA {_clock(left)}"])
+
+
+def _phases(row: Mapping[str, float]) -> str:
+    return " ".join(f"{phase} {row[f'time/{phase}']:.1f}" for phase in PHASES if f"time/{phase}" in row)
+
+
+def agent_key(agent: str, column: str) -> str:
+    """The metric that a column shows of an agent."""
+    return f"{agent}/{COLUMNS[column]}"
+
+
+def _each(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """`score 0.504/0.498`: every agent's number."""
+    return [f"{column} " + "/".join(number(row.get(agent_key(name, column))) for name in agents) for column in columns]
+
+
+def _worst(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """`score 0.504 min 0.101  entropy min 1.066`: the agent that is worst off, and the mean score."""
+    parts = []
+    for column in columns:
+        found = [row.get(agent_key(name, column), math.nan) for name in agents]
+        values = [value for value in found if not math.isnan(value)]
+        worst = WORST.get(column, min)
+        mean = f"{number(sum(values) / len(values))} " if values and column == "score" else ""
+        parts.append(f"{column} {mean}{worst.__name__} {number(worst(values, default=None))}")
+    return parts
+
+
+def number(value: float | None) -> str:
+    """A number in about six characters, none where there is none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if 1e-7 <= size < 0.0005:  # less is rounding, such as the divergence of a policy from itself
+        return f"{value:.0e}"
+    if size >= 1e4:
+        return f"{value:.1e}"
+    return f"{value:.{3 if size < 10 else 2 if size < 100 else 1}f}"
+
+
+def sparkline(numbers: Sequence[float], width: int = TREND_WIDTH) -> str:
+    """The last numbers as a row of blocks, lowest to highest; a gap where one is not finite."""
+    finite = [number for number in numbers[-width:] if math.isfinite(number)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = (high - low) or 1.0
+    blocks = {number: SPARKS[min(int((number - low) / span * len(SPARKS)), len(SPARKS) - 1)] for number in finite}
+    return "".join(blocks.get(number, " ") for number in numbers[-width:])
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,191 @@
+"""Where experience comes from: episodes are played with the weights as they are, scored, and made into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ippo_cli.agents.agent import GenerationPolicy
+from ippo_cli.agents.team import Team
+from ippo_cli.config.credit import measures_credit_in
+from ippo_cli.config.reward_weights import reward_weights
+from ippo_cli.config.schema import Config
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.score import Mixed, mixed_scores, processed_scores, score
+from ippo_cli.rewards.streaming import streaming_reward
+from ippo_cli.rollout.collect import OnEpisodes, collect
+from ippo_cli.rollout.generator import Draws, Generator
+from ippo_cli.rollout.replay import Substituted
+from ippo_cli.rollout.rows import to_rows
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.schedule import ExampleSchedule
+from ippo_cli.training.credit import Baselines, baselines
+from ippo_cli.training.partners import Partners
+from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.stopwatch import Stopwatch
+from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What collecting an iteration's experience leaves behind."""
+
+    experience: Experience
+    moments: dict[str, ScoreMoments]  # of each agent's scores, with these taken in
+    failure: str | None  # why rows have no reward; the same on all ranks
+    environment_seconds: float  # in which environments were reset and stepped
+
+
+@dataclass(kw_only=True)
+class ExperienceSource:
+    """Plays and scores the episodes of one rank; weights, moments and the pool of partners stay as they are."""
+
+    config: Config
+    team: Team
+    schedule: ExampleSchedule
+    environments: EnvironmentPool
+    formats: Mapping[str, PromptFormat]
+    generator: Generator
+    initial: Generator | None  # who writes as the agents did before training; None where nobody asks
+    generator_of: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
+    partners: Partners | None
+    with_greedy: bool  # whether greedy responses to the same prompts are part of the experience
+    reward: RewardFunction
+    preemption: PreemptionHandler
+    device: torch.device
+
+    def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> Collected:
+        """What the agents do in an iteration and what it is worth. Collective."""
+        stepped = self.environments.seconds
+        with distributed.failing_together():
+            batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+        draws = Draws(seed=self.config.seed, purpose=f"train/{iteration}")
+        greedy_episodes: list[Episode] = []
+        if self.with_greedy:
+            with clock("rollout"):  # of the same purpose: in environments with the same luck
+                greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
+        episodes, sampled, own = self._sampled(iteration, batch, draws, clock)
+        credit_baselines = self._baselines(iteration, batch, draws, episodes, clock)
+        with clock("score"):
+            scored = processed_scores(own, episodes, self.config.reward, moments, credit_baselines, device=self.device)
+        greedy = self._scored_greedy(greedy_episodes, scored.moments, clock) if self.with_greedy else {}
+        rollouts = self._rescored(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
+        with clock("targets"):
+            views = self.team.critic_views(episodes, rollouts)
+        experience = Experience(
+            batch=batch,
+            episodes=episodes,
+            sampled=sampled,
+            rollouts=rollouts,
+            scores=scored.scores,
+            greedy=greedy,
+            views=views,
+        )
+        return Collected(
+            experience=experience,
+            moments=scored.moments,
+            failure=scored.failure,
+            environment_seconds=self.environments.seconds - stepped,
+        )
+
+    def play(
+        self,
+        batch: Batch,
+        draws: Draws,
+        on_episodes: OnEpisodes | None = None,
+        *,
+        generator: Generator | None = None,
+    ) -> list[Episode]:
+        """Episodes of every example; raises `PreemptionRequested` on all ranks where one of them was asked to leave.
+
+        The team speaks where no other `generator` is given.
+        """
+        return collect(
+            self.environments,
+            self.formats,
+            batch,
+            generator or self.generator,
+            draws,
+            poll=self.preemption.poll,
+            on_episodes=on_episodes,
+        )
+
+    def close(self) -> None:
+        """End the environments."""
+        self.environments.close()
+
+    def _sampled(
+        self, iteration: int, batch: Batch, draws: Draws, clock: Stopwatch
+    ) -> tuple[list[Episode], dict[str, Rollout], Mixed]:
+        """An iteration's episodes, every agent's rows of them, and what the reward says of them."""
+        names, config = self.team.names, self.config.reward
+        with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
+            with clock("rollout"):
+                episodes = self._play_iteration(iteration, batch, draws, streaming.on_finished if streaming else None)
+                sampled = self._rows(episodes)
+            with clock("score"):
+                streamed = self.preemption.interruptible(streaming.answered) if streaming else None
+                reward = self.preemption.interruptible(self.reward)
+                own = mixed_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
+        return episodes, sampled, own
+
+    def _play_iteration(
+        self, iteration: int, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None
+    ) -> list[Episode]:
+        """Episodes of an iteration, those with partners played apart."""
+        if self.partners is None:
+            return self.play(batch, draws, on_episodes)
+
+        def play_with(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
+            def told(own: list[int], episodes: list[Episode]) -> None:
+                assert on_episodes is not None
+                on_episodes([places[place] for place in own], episodes)
+
+            listen = None if on_episodes is None else told
+            return self.play(part, draws, listen, generator=self.generator_of(speakers))
+
+        return self.partners.play(self.team, batch, iteration, play_with)
+
+    def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
+        return {
+            name: to_rows(episodes, name, device=self.device, filtered=agent.rollout.filters)
+            for name, agent in self.config.task.agents.items()
+        }
+
+    def _baselines(
+        self, iteration: int, batch: Batch, draws: Draws, episodes: Sequence[Episode], clock: Stopwatch
+    ) -> Baselines:
+        """What each agent's credit is measured against, where it is measured in this iteration."""
+        if not measures_credit_in(self.config, iteration):
+            return {}
+
+        def replayed(agent: str) -> list[Episode]:
+            """The same episodes, with the same luck, had one agent written as it did before training."""
+            assert self.initial is not None
+            return self.play(batch, draws, generator=Substituted(self.generator, agent, self.initial, episodes))
+
+        with clock("credit"):
+            reward = self.preemption.interruptible(self.reward)
+            return baselines(self.config, iteration, reward, episodes, list(self.team), replayed)
+
+    def _scored_greedy(
+        self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
+    ) -> dict[str, tuple[Rollout, Scores]]:
+        """What every agent says greedily about the same examples, scored as the sampled episodes were."""
+        with clock("score"):
+            reward = self.preemption.interruptible(self.reward)
+            weights = reward_weights(self.config)
+            scored = score(
+                reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
+            )
+        return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
+
+    def _rescored(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
+        """The same rows, with what the training model says of the tokens of the agents that learn."""
+        with clock("logprobs"):
+            return sampled | {name: agent.rescored(sampled[name]) for name, agent in self.team.items()}

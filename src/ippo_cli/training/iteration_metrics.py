@@ -1,0 +1,285 @@
+"""The metrics of an iteration over all ranks; `metrics.py` says what each of them means."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.engine import distributed
+from ippo_cli.formulas import masked_mean, reward_to_go
+from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
+
+ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
+ZERO = 1e-6  # credit that is none but for rounding
+
+
+def iteration_row(
+    iteration: int,
+    agents: Mapping[str, Agent],
+    experience: Experience,
+    targets: Mapping[str, Targets],
+    kl_coefs: Mapping[str, float | None],
+    stats: Iterable[Mapping[str, float]],
+    turns: Mapping[str, int | None],
+) -> dict[str, float]:
+    """The row of an iteration but for its pace.
+
+    `stats`: each learner's numbers of its update, by their full names. `turns`: how many each agent may have in an
+    episode, None without a limit; the same on all ranks.
+    """
+    row: dict[str, float] = {"iteration": iteration}
+    for name, agent in agents.items():
+        sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
+        own = spoken_itself(experience.episodes, name).to(rollout.length.device)
+        row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name], own))
+        if turns[name] != 1:
+            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
+        row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
+        if name in experience.greedy:
+            row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
+        if agent.has_values:
+            gamma = agent.policy.objective.config.gamma
+            row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
+        if name in experience.views:
+            row |= prefixed(name, view_metrics(experience.views[name], own))
+        if rollout is not sampled:
+            row |= prefixed(name, sampler_gap(sampled, rollout))
+    for name in (name for name in experience.sampled if name not in agents):  # frozen
+        rollout, scores = experience.rollouts[name], experience.scores[name]
+        row |= prefixed(name, rollout_metrics(rollout, scores, None, None))
+        if turns[name] != 1:
+            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
+    for numbers in stats:
+        row |= numbers
+    return row
+
+
+def pace(
+    row: Mapping[str, float],
+    agents: Sequence[str],
+    buffer_size: int,
+    seconds: Mapping[str, float],
+    saving_seconds: float,
+) -> dict[str, float]:
+    """Times and rates of an iteration, never compared between runs. `saving_seconds`: 0 where nothing was saved."""
+    total = sum(seconds.values())
+    saving = {"checkpoint": saving_seconds} if saving_seconds else {}
+    tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
+    return prefixed("time", {**seconds, "iteration": total, **saving}) | {
+        "perf/tokens_per_second": tokens / seconds["rollout"],
+        "perf/samples_per_second": buffer_size * len(agents) / total,
+        "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
+    }
+
+
+def spoken_itself(episodes: Sequence[Episode], agent: str) -> Tensor:
+    """Episodes in which earlier weights did not speak in the agent's place, `[B]`: the others are in no mean of its."""
+    return torch.tensor([agent not in episode.partners for episode in episodes], dtype=torch.bool)
+
+
+def rollout_metrics(
+    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None, own: Tensor | None = None
+) -> dict[str, float]:
+    """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept.
+
+    `targets`: None for an agent that does not learn. `own` `[B]`: the rows that are its own, all where not given.
+    """
+    mask = rollout.response_mask
+    own = torch.ones_like(rollout.finished) if own is None else own
+    per_token = {"rollout/logprob": rollout.logprobs}
+    if targets is not None:
+        per_token |= {"targets/reward": targets.rewards, "targets/return": targets.returns}
+    if rollout.behavior_logprobs is not rollout.logprobs:
+        per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
+    if kl_coef is not None and targets is not None:
+        per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
+    spoke = mask.any(dim=1)
+    per_row = {
+        "rollout/response_length": mask.sum(dim=1).double(),
+        "rollout/truncated_share": (spoke & ~rollout.finished).double(),
+        "score/failed_share": (scores.failed & own).double(),
+    }
+    sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
+    sums += [numbers.sum() for numbers in per_row.values()]
+    counts = [mask.sum().double(), spoke.sum().double(), own.sum().double()]
+    tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
+    result = {name: ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
+    result |= {name: ratio(value, count) for name, value in zip(per_row, found[len(per_token) :], strict=True)}
+    result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
+    result |= _score_moments("score", scores.raw, scores.valid)
+    if scores.score is not scores.raw:
+        result |= _score_moments("score/processed", scores.score, scores.valid)
+    for name, numbers in scores.parts.items():
+        numbers = numbers.to(mask.device)
+        told = scores.valid & torch.isfinite(numbers)
+        part, _ = distributed.masked_moments(numbers, told)
+        result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(told.any())) else math.nan
+    for how, numbers in scores.credit.items():
+        result |= prefixed(f"credit/{how}", credit_metrics(numbers, spoke))
+    if kl_coef is not None:
+        result["kl/reward_coef"] = kl_coef
+    return result
+
+
+def credit_metrics(credit: Tensor, spoke: Tensor) -> dict[str, float]:
+    """Of an agent's `credit` `[B, K]`, NaN where it is not known, over all ranks."""
+    total = credit.double().sum(dim=1)
+    known = torch.isfinite(total) & spoke
+    counts = torch.stack([spoke.sum(), known.sum(), (known & (total.abs() <= ZERO)).sum()]).double()
+    speaking, told, zero = distributed.all_sum(counts).tolist()
+    mean, variance = distributed.masked_moments(total, known)
+    return {
+        "mean": float(mean) if told else math.nan,
+        "std": float(variance) ** 0.5 if told else math.nan,
+        "zero_share": ratio(zero, told),
+        "unknown_share": ratio(speaking - told, speaking),
+    }
+
+
+def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> dict[str, float]:
+    """Numbers of an agent that may have several turns, over all ranks."""
+    read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
+    read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
+    counts = turn_totals(episodes, agent)
+    sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
+    total, spoken, tokens, cut, overflow = distributed.all_sum(
+        torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
+    ).tolist()
+    return {
+        "rollout/turns": ratio(spoken, total),
+        "rollout/observation_tokens": ratio(tokens, total),
+        "rollout/cut_share": ratio(cut, spoken),
+        "rollout/overflow_share": ratio(overflow, total),
+    }
+
+
+def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
+    """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended; those
+    in which earlier weights spoke for it are left out."""
+    episodes = [episode for episode in episodes if agent not in episode.partners]
+    turns = [turn for episode in episodes for turn in episode.of(agent)]
+    return {
+        "episodes": float(len(episodes)),
+        "turns": float(len(turns)),
+        "cut": float(sum(not turn.completion.finished for turn in turns)),
+        "overflow": float(sum(_overflowed(episode, agent) for episode in episodes)),
+    }
+
+
+def _overflowed(episode: Episode, agent: str) -> bool:
+    """Whether an episode was cut because what the agent was told left it no room to answer."""
+    return episode.truncation == "context" and agent in episode.last_observations and agent not in episode.final
+
+
+def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:
+    mean, variance = distributed.masked_moments(score.sum(dim=1), valid)
+    there = distributed.any_rank(bool(valid.any()))
+    return {
+        f"{prefix}/mean": float(mean) if there else math.nan,
+        f"{prefix}/std": float(variance) ** 0.5 if there else math.nan,
+    }
+
+
+def ratio(total: float, count: float) -> float:
+    """A mean or share; NaN of nothing, which is no number and in no average."""
+    return total / count if count else math.nan
+
+
+def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
+    """How far the sampler's probabilities of its tokens lie from the training model's, over all ranks."""
+    mask = sampled.response_mask
+    gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
+    total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
+    return {
+        "rollout/sampler_gap": ratio(total, tokens),
+        "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
+    }
+
+
+def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:
+    """One agent's numbers about what its algorithm made of a buffer, over all ranks."""
+    mask = targets.loss_mask
+    sums = {
+        "rows": mask.any(dim=1),
+        "silent": mask.any(dim=1) & (targets.advantages == 0).all(dim=1),
+        "all": torch.ones_like(targets.sample_counts),
+        "drawn": targets.sample_counts > 0,
+        "tokens": mask,
+        "w": targets.behavior_weights * mask,
+        "w2": targets.behavior_weights.square() * mask,
+        "gap": (rollout.logprobs.exp() - rollout.behavior_logprobs.exp()).abs() * mask,
+        "value": targets.values * mask,
+    }
+    total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
+    of = dict(zip(sums, total, strict=True))
+    found = {
+        "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
+        if of["tokens"]
+        else math.nan,
+        "targets/zero_advantage_fraction": ratio(of["silent"], of["rows"]),
+        "targets/drawn_share": of["drawn"] / of["all"],
+    }
+    if has_values:
+        found["targets/value"] = ratio(of["value"], of["tokens"])
+    if rollout.behavior_logprobs is not rollout.logprobs:
+        found["rollout/effective_sample_share"] = ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
+        found["rollout/probability_gap"] = ratio(of["gap"], of["tokens"])
+    return found
+
+
+def explained_variance(targets: Targets, gamma: float | None) -> float:
+    """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
+
+    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
+    and they vary by the critic's own values (lambda below 1) or not at all.
+    """
+    mask = targets.value_mask
+    _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
+    mean, total = distributed.masked_moments(targets.returns, mask)
+    value_mean, value_variance = distributed.masked_moments(targets.values, mask)
+    # Returns are sums of values and rewards: their rounding is that of the largest of these.
+    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
+        return math.nan
+    earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
+    earned_mean, earned_variance = distributed.masked_moments(earned, mask)
+    if _constant(earned_variance, earned_mean.square() + earned_variance):
+        return math.nan
+    return float(1.0 - residual / total)
+
+
+def _constant(variance: Tensor, square: Tensor) -> bool:
+    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
+    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
+
+
+def view_metrics(view: CriticView, own: Tensor) -> dict[str, float]:
+    """How much a centralised critic reads of an episode in which the agent spoke itself (`own` `[B]`); all ranks."""
+    read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * own).sum()
+    read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
+    sums = torch.stack([read, (view.left_out & own).sum(), own.sum()]).double()
+    tokens, left_out, rows = distributed.all_sum(sums).tolist()
+    return {"value/read_tokens": ratio(tokens, rows), "value/left_out_share": ratio(left_out, rows)}
+
+
+def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
+    """Of the greedy responses that a baseline is made of."""
+    return {"score/greedy": _score_moments("score", scores.raw, scores.valid)["score/mean"]}
+
+
+def peak_memory_mib() -> float:
+    """Peak memory of this rank: allocated on the CUDA device, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def prefixed(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """The same numbers under `<prefix>/`."""
+    return {f"{prefix}/{name}": value for name, value in numbers.items()}

@@ -1,0 +1,80 @@
+"""Episodes as a table that a person reads: what agents were told and what they wrote, escaped and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ippo_cli.config.text import LINE_WIDTH, shortened
+
+FIRST_TURNS, LAST_TURNS = 5, 3  # of a conversation that a table shows
+ENDINGS = {
+    "environment": "cut off by the environment's limit",
+    "context": "cut off: no room for what came next",
+}
+
+
+def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Prompts and responses: of what was said in turn where there was more than one turn."""
+    table = Table("agent", "prompt", "response", "score", title=f"samples ({rows[0]['mode']})", title_justify="left")
+    for row in rows:
+        if any(map(_is_conversation, rows)):
+            _add_conversation(table, row)
+            continue
+        for name, said in row["agents"].items():
+            if said["prompt"] is not None:  # who never spoke has no row
+                table.add_row(
+                    shortened(name), visible(said["prompt"]), visible(said["response"]), _score(said["score"])
+                )
+    return table
+
+
+def visible(text: str, width: int = 60) -> Text:
+    """Model text made harmless: control characters spelled out, no markup, cut to a width."""
+    spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 4 * width])
+    spelled = spelled.encode("utf-8", "backslashreplace").decode()
+    return Text(spelled if len(spelled) <= width and len(text) <= 4 * width else spelled[: width - 1] + "…")
+
+
+def _is_conversation(row: Mapping[str, Any]) -> bool:
+    """Whether there is more to show of an episode than one answer of each agent."""
+    later = any(turn["step"] for turn in row.get("turns", ()))
+    return later or bool(row.get("truncation") or row.get("failure") or row.get("last_observations"))
+
+
+def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
+    """An episode's turns in order, those in the middle left out, and how it ended for each agent."""
+    turns = row["turns"]
+    left_out = max(len(turns) - FIRST_TURNS - LAST_TURNS, 0)
+    left_out = left_out if left_out > 1 else 0  # a line that says so takes as much room as the turn itself
+    for number, turn in enumerate(turns):
+        if left_out and number == FIRST_TURNS:
+            table.add_row("...", f"{left_out} more turns", "", "")
+        if left_out and FIRST_TURNS <= number < FIRST_TURNS + left_out:
+            continue
+        response = visible(turn["response"]) + Text(" (cut)" if turn["cut"] else "", style="italic")
+        table.add_row(shortened(turn["agent"]), visible(turn["observation"]), response, _score(turn["score"]))
+    for place, (name, part) in enumerate(row["agents"].items()):
+        last = visible(row["last_observations"].get(name, ""))
+        ended = Text(how_it_ended(row), style="italic") if place == 0 else ""
+        table.add_row(
+            shortened(name),
+            last,
+            ended,
+            "-" if part["score"] is None else f"sum {part['score']:.2f}",
+            end_section=place == len(row["agents"]) - 1,
+        )
+
+
+def how_it_ended(row: Mapping[str, Any]) -> str:
+    """Why an episode, as plain data, is over; in words."""
+    if row["failure"]:
+        return f"failed: {visible(row['failure'], 2 * LINE_WIDTH).plain}"
+    return "ended by itself" if row["terminated"] else ENDINGS.get(row["truncation"], "cut off")
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

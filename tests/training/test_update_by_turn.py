@@ -1,0 +1,102 @@
+"""What an update logs by agent and turn, against forwards of the policy that are counted apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small import a_trainer, assert_alike, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from torch import Tensor
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.training.team_update import update_team
+from ippo_cli.training.trainer import Stopwatch
+from ippo_cli.training.turn_numbers import shown_turns
+from ippo_cli.types import Rollout, StepContext
+
+CONTEXT = StepContext(seed=0, iteration=0, num_iterations=1)
+TWO_TURNS = (
+    "task.protocol=parallel",
+    "task.num_turns=2",
+    "task.agents.low.template='{letters}{heard}<'",
+    "task.agents.high.template='{letters}{heard}>'",
+    "rollout.max_new_tokens=4",
+    "rollout.temperature=1.3",
+    "task.eval_size=4",
+    "evaluation.greedy=false",
+    "num_iterations=2",
+    "evaluation.every=1",
+    "checkpoint.every=0",
+    "deepspeed.micro_batch_tokens=64",
+    "actor.warm_start_steps=40",  # until turns differ
+)
+ADAPTERS = ("team=shared_base", "actor=tiny_lora", "critic=adapter")
+
+
+def entropies(agent: Agent, rollout: Rollout) -> Tensor:
+    """Of the policy in the state before each action token, `[B, R]`."""
+    found = torch.zeros_like(rollout.logprobs)
+    with torch.no_grad():
+        for part, sequences in agent.policy.sequences(rollout, final=False):
+            output = agent.policy.engine(
+                sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True
+            )
+            found[part, : output.entropy.shape[1]] = output.entropy
+    return found.double()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "team", [(), ("team=shared_policy",), ("team=shared_policy", "critic=value_head"), ADAPTERS], ids=" ".join
+)
+def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str, ...], tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
+        members = trainer.state.team
+        experience, _ = trainer.experience(0, Stopwatch())
+        targets, _ = trainer.state.algorithm.targets(members, experience)
+        apart = {name: entropies(agent, experience.rollouts[name]) for name, agent in members.items()}
+        turns = shown_turns(members, experience.episodes, trainer.turns, 8)
+        parts = update_team(members, experience, targets, trainer.config, CONTEXT, turns)
+        found = {key: value for part in parts for key, value in part.items()}
+    for name, numbers in apart.items():
+        rollout, mask = experience.rollouts[name], targets[name].loss_mask
+        assert found[f"{name}/policy/entropy"] == pytest.approx(float(numbers[mask].mean()), rel=1e-5)
+        by_turn = []
+        for turn in (0, 1):
+            there = mask & (rollout.turn == turn)
+            by_turn.append(float(numbers[there].mean()))
+            assert found[f"{name}/policy/entropy/turn/{turn + 1}"] == pytest.approx(by_turn[-1], rel=1e-5)
+            assert found[f"{name}/policy/ratio/turn/{turn + 1}"] == pytest.approx(1.0, abs=1e-5)
+        assert abs(by_turn[0] - by_turn[1]) > 2e-4 * by_turn[0]
+
+
+OWN_WEIGHTS = (
+    "team=shared_policy",
+    "algorithm=ppo",
+    "algorithm.mini_batch_size=8",
+    "task.agents.low.reward.team_weight=0.5",
+)
+
+
+@pytest.mark.slow
+def test_two_ranks_log_by_agent_and_turn_what_one_rank_does(tmp_path: Path) -> None:
+    one = rows(train(tmp_path / "one", *TWO_TURNS, *OWN_WEIGHTS))
+    for row in one[1:]:
+        assert row["low/score/mean"] == pytest.approx(row["high/score/mean"] / 2) != 0.0
+        assert row["low/policy/entropy/turn/2"] != row["high/policy/entropy/turn/2"]
+    for row in one:
+        turns = [row[f"eval/sampled/low/score/turn/{turn}"] for turn in (1, 2)]
+        assert sum(turns) == pytest.approx(row["eval/sampled/low/score"])
+        assert row["eval/sampled/low/score"] == pytest.approx(row["eval/sampled/high/score"] / 2)
+    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *TWO_TURNS, *OWN_WEIGHTS)))
+
+
+@pytest.mark.slow
+def test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    keys = [*TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path)]
+    whole = rows(train(tmp_path, *keys))
+    assert rows(stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=4)) == whole
