@@ -50,8 +50,9 @@ def test_weights_stay_in_their_files_until_an_engine_takes_them(found: list[dict
 def test_no_rank_ever_has_more_than_its_share_and_one_parameter_of_a_reference(
     found: list[dict[str, Any]], stored: str
 ) -> None:
-    assert max(rank[stored]["share"] for rank in found) < 0.75
-    assert min(rank[stored]["share"] for rank in found) > 0.45
+    # A rank that had the whole, and its share of it, would grow by one and a half.
+    assert max(rank[stored]["share"] for rank in found) < 0.95
+    assert min(rank[stored]["share"] for rank in found) > 0.25, "a share must be seen"
 
 
 @pytest.mark.parametrize("stored", STORED)
