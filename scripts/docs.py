@@ -23,6 +23,7 @@ from ippo_cli.config import schema
 from ippo_cli.config.aliases import ALIASES, RUNS
 from ippo_cli.config.constraints import constraint_of
 from ippo_cli.config.load import KEYS_PER_AGENT, KINDS, PER_AGENT, PLAIN, compose_node, config_dir, leaves
+from ippo_cli.config.schema import AgentConfig
 from ippo_cli.training.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,7 +223,7 @@ def _rows(cls: type[Any], nodes: list[Any], prefix: str) -> list[str]:
     rows: list[str] = []
     notes = comments(cls)
     for leaf, hint in hints(cls).items():
-        if leaf == "agents" or (is_dataclass(hint) and leaf in PER_AGENT):
+        if leaf == "agents" or (cls is AgentConfig and leaf in PER_AGENT):
             rows.append(f"| `{prefix}{leaf}` | | " + "| " * len(nodes) + f"{notes[leaf] or 'the named agents'} |")
         elif isinstance(hint, type) and is_dataclass(hint):
             rows += _rows(hint, [node[leaf] for node in nodes], f"{prefix}{leaf}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -94,6 +95,14 @@ def test_shards_are_only_the_files_of_this_engine(results: dict[str, Any], folde
         models = [shard.format("model_states") for shard in shards] if stage == 3 else ["mp_rank_00_model_states.pt"]
         assert saved == sorted(models + [shard.format("optim_states") for shard in shards if stage > 0])
         assert len(saved) == sum(path.is_file() for path in (folder / "continuation" / f"{stage}-fp32-0").rglob("*"))
+
+
+def test_shards_name_no_enum_which_some_pythons_pickle_as_a_call(results: dict[str, Any], folder: Path) -> None:
+    assert results["collectives"]
+    for file in (folder / "continuation").rglob("*.pt"):
+        with ZipFile(file) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+            assert b"Enum" not in archive.read(name)
 
 
 def test_inference_serves_unequal_numbers_of_forwards_and_training_goes_on(results: dict[str, Any]) -> None:

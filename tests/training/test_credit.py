@@ -191,7 +191,8 @@ def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_pa
                 replaced(episode, name, (one, not one.finished))
                 for one, (episode, _) in zip(written, said, strict=True)
             ]
-            there = mixed_scores(reward, anew, agents, [name], config.reward).numbers[name]
+            weights = dict.fromkeys(agents, config.reward)
+            there = mixed_scores(reward, anew, weights, [name], config.reward).numbers[name]
             assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    rows,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.training.team_update import update_team
-from ippo_cli.training.trainer import Stopwatch
 from ippo_cli.training.turn_numbers import shown_turns
 from ippo_cli.types import Rollout, StepContext
 
@@ -53,7 +61,7 @@ def entropies(agent: Agent, rollout: Rollout) -> Tensor:
 def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str, ...], tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
         members = trainer.state.team
-        experience, _ = trainer.experience(0, Stopwatch())
+        experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(members, experience)
         apart = {name: entropies(agent, experience.rollouts[name]) for name, agent in members.items()}
         turns = shown_turns(members, experience.episodes, trainer.turns, 8)

@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -400,12 +401,23 @@ def _write(state: dict[str, Any], path: str, written: list[Path], failures: list
     """Writes one file down to the disk; keeps the failure, since the other ranks wait for this one at a barrier."""
     try:
         with open(path, "wb") as file:
-            torch.save(state, file)
+            torch.save(_without_enums(state), file)
             file.flush()
             os.fsync(file.fileno())
         written.append(Path(path))
     except Exception as error:  # on a full disk torch raises a RuntimeError in the place of the OSError
         failures.append(error)
+
+
+def _without_enums(state: Any) -> Any:
+    """The same with values for members of enums, which Python before 3.11.4 pickles as calls: these are no data."""
+    if isinstance(state, Enum):
+        return state.value
+    if type(state) is dict:
+        return {key: _without_enums(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(_without_enums, state))
+    return state
 
 
 def _read(path: str, map_location: Any = None) -> dict[str, Any]:

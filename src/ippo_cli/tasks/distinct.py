@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.types import Example
@@ -11,32 +11,24 @@ from ippo_cli.types import Example
 T = TypeVar("T")
 
 
-class Sizes(Protocol):
-    """How many examples a task asks for."""
-
-    train_size: int
-    eval_size: int
-
-
-def refuse_more_than(possible: int, what: str, sizes: Sizes, remedy: str) -> None:
+def refuse_more_than(possible: int, what: str, train_size: int, eval_size: int, remedy: str) -> None:
     """Raise `ConfigError` where more examples are asked for than are `possible`; `what` names these."""
-    if sizes.train_size + sizes.eval_size > possible:
+    if train_size + eval_size > possible:
         raise ConfigError(
-            f"task.train_size={sizes.train_size} task.eval_size={sizes.eval_size}",
+            f"task.train_size={train_size} task.eval_size={eval_size}",
             f"ask for more examples than the {possible} {what}",
             remedy,
         )
 
 
-def distinct(draw: Callable[[], T], sizes: Sizes) -> list[T]:
-    """As many draws as are asked for, without repetitions, in their order: more of them never change the first ones."""
+def distinct(draw: Callable[[], T], count: int) -> list[T]:
+    """`count` draws without repetitions, in their order: more of them never change the first ones."""
     drawn: dict[T, None] = {}
-    while len(drawn) < sizes.train_size + sizes.eval_size:
+    while len(drawn) < count:
         drawn[draw()] = None
     return list(drawn)
 
 
-def split(examples: Sequence[Example], sizes: Sizes) -> tuple[list[Example], list[Example]]:
+def split(examples: Sequence[Example], train_size: int, eval_size: int) -> tuple[list[Example], list[Example]]:
     """Training and held-out examples; the latter come first, so that they stay when more are trained on."""
-    last = sizes.eval_size + sizes.train_size
-    return list(examples[sizes.eval_size : last]), list(examples[: sizes.eval_size])
+    return list(examples[eval_size : eval_size + train_size]), list(examples[:eval_size])

@@ -67,8 +67,9 @@ def ladder_examples(config: LadderConfig, seed: int) -> tuple[list[Example], lis
     examples: list[Example] = [
         {"start": start, "stride": stride} for start, stride in product(letters, range(1, config.strides + 1))
     ]
+    sizes = config.train_size, config.eval_size
     refuse_more_than(
-        len(examples), "pairs of a letter and a stride", config, "lower the sizes, or use a longer task.alphabet"
+        len(examples), "pairs of a letter and a stride", *sizes, "lower the sizes, or use a longer task.alphabet"
     )
     random.Random(f"ladder {seed}").shuffle(examples)
-    return split(examples, config)
+    return split(examples, *sizes)

@@ -20,11 +20,12 @@ def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], l
     alphabet = sorted(set(config.alphabet))
     source = random.Random(f"probe letters {seed}")
     possible, what = len(alphabet) ** config.length, f"strings of {config.length} letters"
-    refuse_more_than(possible, what, config, "lower the sizes")
-    strings = distinct(lambda: "".join(source.choices(alphabet, k=config.length)), config)
+    sizes = config.train_size, config.eval_size
+    refuse_more_than(possible, what, *sizes, "lower the sizes")
+    strings = distinct(lambda: "".join(source.choices(alphabet, k=config.length)), sum(sizes))
     following = dict(zip(alphabet, alphabet[1:] + alphabet[:1], strict=True))
     examples: list[Example] = [{"letters": text, "last": text[-1], "next": following[text[-1]]} for text in strings]
-    return split(examples, config)
+    return split(examples, *sizes)
 
 
 def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Example]]:
@@ -36,9 +37,10 @@ def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Ex
     cells = [(x, y) for x in range(config.size) for y in range(config.size)]
     source = random.Random(f"probe grid {seed}")
     possible, what = len(cells) * (len(cells) - 1), f"pairs of cells of a {config.size} x {config.size} grid"
-    refuse_more_than(possible, what, config, "lower the sizes")
-    walks = distinct(lambda: tuple(source.sample(cells, 2)), config)
-    return split([_walk(config.size, start, goal) for start, goal in walks], config)
+    sizes = config.train_size, config.eval_size
+    refuse_more_than(possible, what, *sizes, "lower the sizes")
+    walks = distinct(lambda: tuple(source.sample(cells, 2)), sum(sizes))
+    return split([_walk(config.size, start, goal) for start, goal in walks], *sizes)
 
 
 def _walk(size: int, start: Cell, goal: Cell) -> Example:

@@ -18,9 +18,10 @@ def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[
     second one reads its `own` letter and writes which of the two comes `later` in the alphabet, `next` or `own`.
     """
     examples = _all_examples(config)
-    refuse_more_than(len(examples), "pairs of letters", config, "lower the sizes, or use a longer task.alphabet")
+    sizes = config.train_size, config.eval_size
+    refuse_more_than(len(examples), "pairs of letters", *sizes, "lower the sizes, or use a longer task.alphabet")
     random.Random(f"relay {seed}").shuffle(examples)
-    return split(examples, config)
+    return split(examples, *sizes)
 
 
 def best_parallel_score(config: RelayConfig) -> float:

@@ -18,10 +18,11 @@ def sorting_examples(config: SortingConfig, seed: int) -> tuple[list[Example], l
     alphabet = sorted(set(config.alphabet))
     possible = math.perm(len(alphabet), config.length) if config.length <= len(alphabet) else 0
     what = f"arrangements of {config.length} of {len(alphabet)} letters"
-    refuse_more_than(possible, what, config, "lower the sizes, or use a longer task.alphabet")
+    sizes = config.train_size, config.eval_size
+    refuse_more_than(possible, what, *sizes, "lower the sizes, or use a longer task.alphabet")
     source = random.Random(f"sorting {seed}")
-    arrangements = distinct(lambda: "".join(source.sample(alphabet, config.length)), config)
-    return split([_example(letters) for letters in arrangements], config)
+    arrangements = distinct(lambda: "".join(source.sample(alphabet, config.length)), sum(sizes))
+    return split([_example(letters) for letters in arrangements], *sizes)
 
 
 def _example(letters: str) -> Example:

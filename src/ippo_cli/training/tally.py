@@ -20,8 +20,8 @@ from ippo_cli.types import Minibatch
 class Tally:
     """Sums and maxima over micro-batches, by name.
 
-    Those by agent and turn are taken where they say more than the learner's: of agents with another name than the
-    learner's, and of agents with several turns.
+    Those by agent and turn are taken where they say more than the learner's: where it trains several agents, and of
+    agents with several turns.
     """
 
     learner: str
@@ -43,7 +43,7 @@ class Tally:
         sums = loss.sums
         for name in logged:
             _plus(self.sums, f"{prefix}/{name}", sums[name])
-        if any(name != self.learner or count for name, count in self.turns.items()):
+        if len(self.turns) > 1 or any(self.turns.values()):
             numbers = torch.stack([loss.per_token[name] for name in logged])
             for name, part in zip(logged, self._parts(numbers, loss, batch), strict=True):
                 _plus(self.parts, f"{prefix}/{name}", part)
@@ -67,7 +67,7 @@ class Tally:
             found[f"{self.learner}/{name}"] = float(total) / max(tokens, 1)
         for name, both in parts.items():
             for (agent, turns), total, count in zip(self.turns.items(), *both, strict=True):
-                if agent != self.learner:
+                if len(self.turns) > 1:
                     found[f"{agent}/{name}"] = ratio(float(total.sum()), float(count.sum()))
                 for turn in range(turns):
                     found[f"{agent}/{name}/turn/{turn + 1}"] = ratio(float(total[turn]), float(count[turn]))
