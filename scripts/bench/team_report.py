@@ -207,17 +207,22 @@ def _claim(runs: Sequence[Run]) -> list[str]:
     found = False
     for name, other, about in GAPS:
         cells = []
-        for tasks in HORIZONS.values():
-            if common_seeds(runs, [name], tasks) and common_seeds(runs, [other], tasks):
+        recorded = {kind: _recorded(runs, (name, other), tasks) for kind, tasks in HORIZONS.items()}
+        for tasks in recorded.values():
+            if tasks:
                 found = True
                 cells.append(" ".join(_gap(runs, name, other, tasks, key) for key in ("last", "mean")))
             else:
                 cells.append("")
-        ends = [HORIZONS["long, sparse"], HORIZONS["short, dense"]]
-        both = all(common_seeds(runs, [one], tasks) for one in (name, other) for tasks in ends)
-        cells.append(_growth(runs, name, other, *ends) if both else "")
+        ends = [recorded["long, sparse"], recorded["short, dense"]]
+        cells.append(_growth(runs, name, other, *ends) if all(ends) else "")
         lines.append(f"| {about} (`{name}` less `{other}`) | " + " | ".join(cells) + " |")
     return lines if found else []
+
+
+def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[str]:
+    """Those of the tasks that all of the algorithms have runs of."""
+    return [task for task in tasks if all(common_seeds(runs, [name], [task]) for name in algorithms)]
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
