@@ -103,9 +103,9 @@ def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) ->
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
     config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
     model = ValueModel(config, backbone)
-    dtype = backbone.config.dtype  # what the backbone's weights will have; its buffers stay in float32
-    assert isinstance(dtype, torch.dtype)
-    nn.Module.to(model.value_head, dtype=dtype)
+    announced = backbone.config.dtype  # what the backbone's weights will have, where it says so
+    dtype = announced if isinstance(announced, torch.dtype) else backbone.dtype
+    nn.Module.to(model.value_head, dtype=dtype)  # and not the backbone, whose buffers stay in float32
     return model
 
 
