@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
+from ippo_cli.engine.optimizers import client_optimizer
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -83,7 +84,7 @@ class Engine(Generic[M]):
             raise ValueError(f"an engine without parameters to train needs stage 3, not {self._stage}")
         self._optimizer = None
         if groups:
-            self._optimizer = _client_optimizer(
+            self._optimizer = client_optimizer(
                 optimizer, groups, max_grad_norm=self._max_grad_norm if self._stage == 0 else None, device=device
             )
         if self._stage == 3:
@@ -297,55 +298,6 @@ def _deepspeed(device: torch.device) -> Any:
         _known_world = torch.distributed.group.WORLD
         groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.timeout())
     return deepspeed
-
-
-def _client_optimizer(
-    name: str, groups: list[dict[str, Any]], *, max_grad_norm: float | None, device: torch.device
-) -> torch.optim.Optimizer:
-    """A torch optimizer; one that guards and clips its own step if `max_grad_norm` is given."""
-    if name == "adamw":
-        kind = torch.optim.AdamW if max_grad_norm is None else _GuardedAdamW
-        client = kind(groups, fused=True)
-    elif name == "sgd":
-        keys = ("params", "lr", "weight_decay")
-        kind = torch.optim.SGD if max_grad_norm is None else _GuardedSGD
-        client = kind([{key: group[key] for key in keys} for group in groups])
-    else:
-        raise ValueError(f"optimizer={name}; use one of adamw sgd")
-    if max_grad_norm is not None:
-        client.max_grad_norm = max_grad_norm  # pyright: ignore[reportAttributeAccessIssue]
-    return client
-
-
-class _Guard:
-    """What ZeRO's optimizers do and stage 0 in fp32 does not: know the gradient norm, and skip one that is not finite.
-
-    DeepSpeed looks for `overflow` and `_global_grad_norm` on whatever optimizer it drives.
-    """
-
-    param_groups: list[dict[str, Any]]
-    max_grad_norm: float
-    overflow = False
-    _global_grad_norm: Tensor
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self._global_grad_norm = nn.utils.get_total_norm([p.grad for p in params])
-        self.overflow = not bool(self._global_grad_norm.isfinite())
-        if self.overflow:
-            return
-        if self.max_grad_norm > 0:
-            nn.utils.clip_grads_with_norm_(params, self.max_grad_norm, self._global_grad_norm)
-        super().step()  # pyright: ignore[reportAttributeAccessIssue]  (that of the optimizer mixed in)
-
-
-class _GuardedAdamW(_Guard, torch.optim.AdamW):
-    pass
-
-
-class _GuardedSGD(_Guard, torch.optim.SGD):
-    pass
 
 
 def _split(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
