@@ -20,6 +20,9 @@ HORIZONS: Mapping[str, tuple[str, ...]] = {
     "middle, sparse": ("copy_3_end",),
     "long, dense": ("copy_6", "meet"),
     "long, sparse": ("copy_6_end", "meet_end"),
+    "short, dense, half hidden": ("copy_1_signs",),
+    "long, dense, half hidden": ("copy_6_signs",),
+    "long, sparse, half hidden": ("copy_6_end_signs",),
 }
 # The one with more knowledge or more values, less the other.
 GAPS = (
@@ -85,7 +88,8 @@ def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], lis
     """The tasks that the reference has and all can do, the algorithms that have them all, and those that lack some."""
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
-    tasks = [name for name in possible if TASKS[name].kind in kinds and common_seeds(runs, [REFERENCE], [name])]
+    possible = [name for name in possible if TASKS[name].kind in kinds and not TASKS[name].about_critics]
+    tasks = [name for name in possible if common_seeds(runs, [REFERENCE], [name])]
     whole = [name for name in seen if tasks and common_seeds(runs, [name], tasks)]
     return tasks, whole, [name for name in seen if name not in whole]
 
