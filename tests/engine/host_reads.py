@@ -1,4 +1,4 @@
-"""Counts reads of tensors by the host: on a GPU each waits for all that is queued. Tests import this file by its path."""
+"""Counts how often the host reads tensors: on a GPU it waits for all that is queued. Tests import this by its path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READS = {
 
 
 class HostReads(TorchFunctionMode):
-    """How many there were while this was entered. Tensors all lie on the CPU here, so those of its own count as well."""
+    """How many reads there were in it. Tensors lie on the CPU here, so reads of what is there anyway count as well."""
 
     def __init__(self) -> None:
         super().__init__()
