@@ -225,17 +225,24 @@ def _claim(runs: Sequence[Run]) -> list[str]:
 
 
 def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[str]:
-    """Those of the tasks that all of the algorithms have runs of."""
-    return [task for task in tasks if all(common_seeds(runs, [name], [task]) for name in algorithms)]
+    """Those of the tasks that all of the algorithms have runs of, with a seed in common."""
+    return [task for task in tasks if common_seeds(runs, algorithms, [task])]
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
-    text = _signed(difference, *(matrix(runs, one, tasks, key) for one in (name, other)))
+    text = _signed(difference, *_both(runs, name, other, tasks, key))
     return text if key == "last" else f"({text})"
 
 
 def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], short: Sequence[str]) -> str:
-    return _signed(growth, *(matrix(runs, one, tasks) for tasks in (long, short) for one in (name, other)))
+    return _signed(growth, *_both(runs, name, other, long), *_both(runs, name, other, short))
+
+
+def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str = "last") -> list[Scores]:
+    """Of the seeds that both have: one may be lucky for all."""
+    seeds = common_seeds(runs, (name, other), tasks)
+    there = [run for run in runs if run.seed in seeds]
+    return [matrix(there, one, tasks, key) for one in (name, other)]
 
 
 def _signed(statistic: Callable[..., float], *samples: Scores) -> str:

@@ -242,6 +242,13 @@ def test_tables_have_scores_aggregates_and_the_claim() -> None:
     assert growth(*four) == pytest.approx(0.5)
 
 
+def test_critics_are_compared_on_the_seeds_that_both_have() -> None:
+    runs = [recorded("copy_1", "comlrl_iac", seed, 0.2 + 0.3 * seed) for seed in (0, 1, 2)]
+    runs.append(recorded("copy_1", "comlrl_cc", 0, 0.3))
+    line = next(line for line in tables(runs) if "`comlrl_cc` less `comlrl_iac`" in line)
+    assert line.split("|")[2].split() == ["+0.10", "(+0.05)"]
+
+
 def test_algorithms_are_aggregated_over_the_same_tasks() -> None:
     runs = [recorded(task, "ippo_clipped", seed, 0.5) for task in ("copy_1", "copy_3", "dilemma") for seed in (0, 1)]
     runs += [recorded("copy_1", "grpo", seed, 0.9) for seed in (0, 1)]
