@@ -19,7 +19,8 @@ from typing import Any
 import deepspeed  # noqa: F401  what a run imports on its way, so that it is part of what was there before
 import peft  # noqa: F401
 import torch
-import transformers.models.llama.modeling_llama  # noqa: F401
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.cli.exits import guarded
 from ippo_cli.cli.train import _with_hydra
@@ -104,6 +105,7 @@ def watch_training(watch: Watch) -> None:
 
     def beginning(build: Callable[..., Any]) -> Callable[..., Any]:
         def begun(*args: Any) -> Any:
+            warm_up()
             watch.begin()
             return build(*args)
 
@@ -114,6 +116,20 @@ def watch_training(watch: Watch) -> None:
     process.build_team = beginning(watch.wrapped(process.build_team, "load"))
     Trainer._evaluate = watch.wrapped(Trainer._evaluate, "rollout")
     Checkpoints.save = watch.wrapped(Checkpoints.save, "save")
+
+
+def warm_up() -> None:
+    """Let the libraries load and set up what they do at the first pass of a model."""
+    size = LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
+    )
+    ids = torch.arange(256)[None]
+    for dtype in (torch.float32, torch.bfloat16):
+        model = LlamaForCausalLM(size).to(dtype=dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        loss = checkpoint(lambda model=model: model(input_ids=ids).logits, use_reentrant=False)
+        loss.float().log_softmax(-1).sum().backward()
+        optimizer.step()
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class EngineMemory:
     reducing: float = 0.0  # a backward pass, from where a first bucket is full: copies of it, and what they leave
     first_bucket: float = 1.0  # the share of a backward pass until then
     stepping: float = 0.0  # a step, from reducing at it to the last norm and copy; with gradients that do not stay
-    loading: float = 0.0  # while DeepSpeed takes the model, with what it is made into; without buffers of zeros
+    loading: float = 0.0  # while DeepSpeed takes the model, with the weights that it is made into
     decoding: float = 0.0  # stage 3: whole weights beside the spread ones
     host: float = 0.0  # in the machine's memory instead, of what is offloaded
     gradients_stay: bool = False  # whether gradients and buckets are held between updates as well
@@ -46,9 +46,10 @@ class EngineMemory:
         """On the device all the time, once the first step is taken."""
         return self.weights + self.optimizer + (self.gradients + self.buckets if self.gradients_stay else 0.0)
 
-    def loaded(self, *, zeros: bool) -> float:
-        """Before the first update. A host gives no memory to buffers of `zeros` until they are written to."""
-        return self.standing - self.moments if zeros else self.weights + self.master
+    @property
+    def loaded(self) -> float:
+        """On the device before the first step."""
+        return self.standing - self.moments
 
     def updating(self, activations: float, *, several: bool) -> float:
         """What an update adds at its greatest moment, to what stands.

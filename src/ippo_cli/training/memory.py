@@ -65,11 +65,11 @@ class Trained:
         """What an update of it adds to what stands."""
         return self.memory.updating(self.backward, several=self.several)
 
-    def loading(self, *, zeros: bool) -> float:
-        """What is there while DeepSpeed takes it, beyond what it leaves there; see `EngineMemory.loaded`."""
-        loaded = self.memory.loaded(zeros=zeros)
+    @property
+    def loading(self) -> float:
+        """What is there while DeepSpeed takes it, beyond what it leaves there."""
         whole = self.width * max(self.shape.sizes) if self.splits else 0.0
-        return max(self.memory.loading - loaded, 0.0) + whole
+        return max(self.memory.loading - self.memory.loaded, 0.0) + whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +127,10 @@ class Memory:
     @property
     def phases(self) -> dict[str, float]:
         """On the device at the greatest moment of each phase."""
-        zeros = self.device != "cpu"
-        # Moments come with the first step.
-        loaded = sum(model.memory.loaded(zeros=zeros) for model in self.trained)
+        loaded = sum(model.memory.loaded for model in self.trained)
         scored = max(model.forward + model.memory.gathered if model.forward else 0.0 for model in self.trained)
         return {
-            "load": loaded + max(model.loading(zeros=zeros) for model in self.trained) + self._frozen,
+            "load": loaded + max(model.loading for model in self.trained) + self._frozen,
             "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
             "targets": self.standing + self.compared + scored,
             "update": self.standing + self.compared + max(model.updating for model in self.trained),
