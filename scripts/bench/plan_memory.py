@@ -84,7 +84,7 @@ def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
-    """Bytes on one rank by phase, as the plan has them."""
+    """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
     from ippo_cli.config.arithmetic import arithmetic
     from ippo_cli.config.load import compose_node, resolve, typed
     from ippo_cli.tasks.task import load_task
@@ -94,7 +94,9 @@ def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     task = load_task(config.task, config.seed)
     plan, material = arithmetic(config, ranks, len(task.train)), read_material(config, task)
     memory = memory_of(config, plan, task, material, ranks, "cpu")
-    return {phase: size + memory.host for phase, size in memory.phases.items()}
+    phases = {phase: size + memory.host for phase, size in memory.phases.items()}
+    phases["targets"] -= sum(model.memory.moments for model in memory.trained)
+    return phases
 
 
 def result(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -171,9 +171,10 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
     total = 0.0
     for model in _trained(config, shapes, ranks, rows=1):
-        master = 0 if _stage(config, model.width, ranks) == 0 else 4
-        optimizer = model.width + master + 8 if config.checkpoint.optimizer else 0
-        total += model.shape.trained_parameters * (model.width + optimizer)
+        stage = engine_stage(config, model.width, ranks)
+        # Moments and float32 weights, and at stage 3 nothing else: elsewhere weights in their own type as well.
+        shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
+        total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
             total += model.width * model.shape.parameters
     return total
@@ -185,7 +186,7 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     if not partners.every or partners.size is None:
         return 0.0
     actors = (
-        shapes[names[0]].actor.parameters * _width(config.task.agents[names[0]].actor.dtype)
+        shapes[names[0]].actor.parameters * width_of(config.task.agents[names[0]].actor.dtype)
         for names in learning_members(config).values()
     )
     return (partners.size + 1) * float(sum(actors))
@@ -258,6 +259,10 @@ class _Read:
     step: int  # rows of an optimizer step
     scores: bool  # whether it also reads without gradients
 
+    @property
+    def written_share(self) -> float:
+        return self.written / self.longest
+
 
 def _engine(
     config: Config,
@@ -270,10 +275,10 @@ def _engine(
     checkpointed: bool,
     decodes: bool,
 ) -> Trained:
-    deepspeed, width = config.deepspeed, _width(dtype)
+    deepspeed, width = config.deepspeed, width_of(dtype)
     memory = engine_memory(
         shape.trained_parameters,
-        stage=_stage(config, width, ranks),
+        stage=engine_stage(config, width, ranks),
         width=width,
         ranks=ranks,
         bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
@@ -283,22 +288,23 @@ def _engine(
         offload_params=deepspeed.offload_params,
     )
     # A row that is longer than the budget is a batch of its own.
-    together = max(deepspeed.micro_batch_tokens // read.longest, 1)
-    micro, scored = min(together, read.step), min(max(deepspeed.forward_batch_tokens // read.longest, 1), read.rows)
-    chunk = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1)
-    forward = scored * read.longest * _forward_bytes(shape, width)
-    forward += min(chunk, scored * read.written) * shape.vocabulary * _logit_bytes(config, width, trains=False)
+    together = max(deepspeed.micro_batch_tokens, read.longest)
+    micro = min(together, read.longest * read.step)
+    scored = min(max(deepspeed.forward_batch_tokens, read.longest), read.longest * read.rows)
+    chunk, written = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1), read.written_share
+    forward = scored * _forward_bytes(shape, width)
+    forward += min(chunk, scored * written) * shape.vocabulary * _logit_bytes(config, width, trains=False)
     return Trained(
         name=name,
         shape=shape,
         width=width,
         memory=memory,
         forward=forward if read.scores else 0.0,
-        backward=micro * read.longest * _kept_bytes(shape, width, checkpointed=checkpointed)
-        + min(chunk, micro * read.written) * shape.vocabulary * _logit_bytes(config, width, trains=True),
-        several=read.step > together,
+        backward=micro * _kept_bytes(shape, width, checkpointed=checkpointed)
+        + min(chunk, micro * written) * shape.vocabulary * _logit_bytes(config, width, trains=True),
+        several=read.longest * read.step > together,
         decodes=decodes,
-        splits=_stage(config, width, ranks) == 3,
+        splits=engine_stage(config, width, ranks) == 3,
     )
 
 
@@ -335,7 +341,7 @@ def _kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool) -> float:
 
 def _decoding(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
-    shape, width = agent.actor, _width(config.task.agents[name].actor.dtype)
+    shape, width = agent.actor, width_of(config.task.agents[name].actor.dtype)
     together, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
     cache = _cached_bytes(shape, width) * together * _columns(longest, config.task.agents[name].rollout.max_new_tokens)
     logits = together * shape.vocabulary * (width + 12)
@@ -354,7 +360,7 @@ def _columns(longest: int, limit: int) -> int:
 
 def _parked(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values that are kept of rows whose episodes go on."""
-    per_token = _cached_bytes(agent.actor, _width(config.task.agents[name].actor.dtype))
+    per_token = _cached_bytes(agent.actor, width_of(config.task.agents[name].actor.dtype))
     return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
 
 
@@ -381,7 +387,7 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
     spreads = deepspeed.stage == 3 and ranks > 1
     if config.team.partners.every:
         for holder, names in learning_members(config).items():
-            width = _width(config.task.agents[names[0]].actor.dtype)
+            width = width_of(config.task.agents[names[0]].actor.dtype)
             yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
@@ -389,7 +395,7 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
     seen: set[str] = set()
     for name, agent in shapes.items():
         settings, base = config.task.agents[name], base_of_agent[name]
-        width = _width(settings.actor.dtype)
+        width = width_of(settings.actor.dtype)
         if isinstance(settings.actor, LoraActorConfig):
             if base not in seen:
                 seen.add(base)
@@ -411,11 +417,13 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
             )
 
 
-def _stage(config: Config, width: int, ranks: int) -> int:
+def engine_stage(config: Config, width: int, ranks: int) -> int:
+    """At which an engine of such weights runs."""
     return effective_stage(
         config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
     )
 
 
-def _width(dtype: Dtype) -> int:
+def width_of(dtype: Dtype) -> int:
+    """Bytes of a weight."""
     return 4 if dtype is Dtype.fp32 else 2

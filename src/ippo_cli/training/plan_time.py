@@ -25,9 +25,8 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     Zero3Gather,
 )
-from ippo_cli.engine.zero_config import effective_stage
 from ippo_cli.models.shape import ModelShape
-from ippo_cli.training.memory import AgentShapes
+from ippo_cli.training.memory import AgentShapes, engine_stage, width_of
 
 PHASES = ("rollout", "targets", "update")
 
@@ -103,7 +102,7 @@ class _Work:
     def rollout(self) -> float:
         """Reading every prompt once, then token by token what is decoded together."""
         shape, row, written = self.agent.actor, self.agent.length.row, self.written
-        width = _width(self.settings.actor.dtype)
+        width = width_of(self.settings.actor.dtype)
         prompts = self.speed.seconds(self.rows * (row - written) * _forward(shape, row))
         together = min(self.config.rollout.decode_batch_size, math.ceil(self.rows))
         cached = 2.0 * width * shape.layers * shape.keys * (row - written / 2)
@@ -150,7 +149,7 @@ class _Work:
         return seconds
 
     def _trained(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
-        row, width = self.agent.length.row, _width(dtype)
+        row, width = self.agent.length.row, width_of(dtype)
         forward = _forward(shape, row)
         # A frozen base has no gradients of its own weights.
         backward = 2.0 * forward if shape.adapter is None else forward + 4.0 * shape.trained_parameters
@@ -158,12 +157,7 @@ class _Work:
         steps = math.ceil(self.config.rollout.buffer_size / mini)
         passes = steps * max(1, math.ceil(mini / self.ranks * row / self.config.deepspeed.micro_batch_tokens))
         trained = float(shape.trained_parameters)
-        stage = effective_stage(
-            self.config.deepspeed.stage,
-            bf16=width < 4,
-            ranks=self.ranks,
-            offload_optimizer=self.config.deepspeed.offload_optimizer,
-        )
+        stage = engine_stage(self.config, width, self.ranks)
         # Gradients go in float32: reduced on all ranks below stage 3, which is twice what each of them has.
         if stage == 3:
             sent = passes * (2 * width * trained + 4 * trained)
@@ -173,7 +167,7 @@ class _Work:
 
     def _scored(self, shape: ModelShape) -> float:
         """All rows without gradients."""
-        row, width = self.agent.length.row, _width(self.settings.actor.dtype)
+        row, width = self.agent.length.row, width_of(self.settings.actor.dtype)
         batches = max(1, math.ceil(self.rows * row / self.config.deepspeed.forward_batch_tokens))
         sent = self._sent(batches * width * shape.parameters) if self._spread else 0.0
         return self.speed.seconds(self.rows * row * _forward(shape, row), sent=sent)
@@ -190,7 +184,3 @@ class _Work:
 def _forward(shape: ModelShape, context: int) -> float:
     """Operations for a token: two for each weight, and attention over half of what stands before it on average."""
     return 2.0 * shape.parameters + 2.0 * shape.layers * shape.hidden * context
-
-
-def _width(dtype: Dtype) -> int:
-    return 4 if dtype is Dtype.fp32 else 2
