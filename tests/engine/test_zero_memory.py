@@ -113,3 +113,12 @@ def test_a_norm_is_taken_in_float64_of_the_largest_gradient() -> None:
 def test_gradients_of_more_than_half_a_billion_weights_are_reduced_where_they_are() -> None:
     small, large = (memory(size, stage=1, width=2, ranks=8) for size in (400_000_000, 600_000_000))
     assert (small.stepping, large.stepping) == (1_600_000_000, 0)
+
+
+def test_ranks_on_cpus_have_copies_of_what_they_send() -> None:
+    sizes = {"width": 4, "ranks": 8, "bucket": 100, "largest": 0, "persistent": 0}
+    kinds = {"offload_optimizer": False, "offload_params": False}
+    gpu, cpu = (engine_memory(1000, stage=3, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
+    assert (gpu.reducing, cpu.reducing) == (400, 800)
+    gpu, cpu = (engine_memory(1000, stage=2, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
+    assert (gpu.stepping, cpu.stepping) == (1000, 4000)

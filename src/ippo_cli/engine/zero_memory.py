@@ -78,9 +78,11 @@ def engine_memory(
     persistent: int,
     offload_optimizer: bool,
     offload_params: bool,
+    on_host: bool = False,
 ) -> EngineMemory:
     """Of a model of so many parameters, `width` bytes each, at the stage that its engine really runs at.
 
+    `on_host`: whether ranks compute on CPUs, where gloo copies what it gathers and what it reduces and scatters.
     `bucket` is the size of its reduction buckets, `largest` that of its largest parameter, and `persistent` the number
     of parameters that stage 3 keeps whole, all in elements.
     """
@@ -91,6 +93,7 @@ def engine_memory(
         bucket=float(min(bucket, parameters)),
         largest=float(largest),
         ranks=ranks,
+        copies=on_host and ranks > 1,
     )
     if stage == 0:
         return _own_optimizer(sizes)
@@ -125,11 +128,17 @@ class _Sizes:
     bucket: float
     largest: float
     ranks: int
+    copies: bool  # whether a collective makes copies of its own
 
     @property
     def flattened(self) -> float:
         """Bytes while weights are copied into one tensor: both are there."""
         return 2 * self.width * self.whole
+
+    @property
+    def renewed(self) -> float:
+        """Bytes of the copy that is made of all weights where ranks gather the stepped ones."""
+        return self.width * self.whole if self.copies else 0.0
 
     @property
     def norm(self) -> float:
@@ -183,7 +192,7 @@ def _bf16_optimizer(sizes: _Sizes) -> EngineMemory:
         moments=MOMENTS * share,
         gradients=gradients,
         arriving=(width + FP32) * sizes.largest,  # as it comes, and as it is added up
-        stepping=_reduced_at_step(sizes),
+        stepping=max(_reduced_at_step(sizes), sizes.renewed),
         loading=max(sizes.flattened, width * whole + (FP32 + width) * share),
         gradients_stay=True,
     )
@@ -200,7 +209,7 @@ def _gathered_gradients(sizes: _Sizes) -> EngineMemory:
         buckets=FP32 * bucket,
         arriving=FP32 * sizes.largest,
         # A bucket's gradients move into it, and are copied once to be reduced; then the share is made one tensor.
-        stepping=max(FP32 * whole + FP32 * bucket, FP32 * share + max(FP32 * share, sizes.norm)),
+        stepping=max(FP32 * whole + FP32 * bucket, FP32 * share + max(FP32 * share, sizes.norm), sizes.renewed),
         loading=max(sizes.flattened, FP32 * whole + FP32 * share),
     )
 
@@ -220,7 +229,7 @@ def _spread_gradients(sizes: _Sizes) -> EngineMemory:
         arriving=width * sizes.largest,
         reducing=own + copied,
         first_bucket=sizes.first_bucket,
-        stepping=FP32 * share + max(own, sizes.norm),
+        stepping=max(FP32 * share + max(own, sizes.norm), sizes.renewed),
         loading=max(sizes.flattened, width * sizes.whole + (FP32 if width == FP32 else FP32 + width) * share),
     )
 
@@ -267,7 +276,7 @@ def _spread_weights(sizes: _Sizes, persistent: int, offload_optimizer: bool, off
         buckets=FP32 * sizes.bucket,
         arriving=width * sizes.largest + own,
         gathered=_gathered(whole, width, ranks, offload_params),
-        reducing=FP32 * sizes.bucket,
+        reducing=FP32 * sizes.bucket * (2 if sizes.copies else 1),
         first_bucket=sizes.first_bucket,
         stepping=stepping,
         loading=weights + max(cast, weights),

@@ -151,7 +151,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
     """Of a whole run on devices of a kind; a rank decodes at most `rows` rows in one rollout."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     parks = several_turns and config.rollout.history is not History.latest
-    trained = tuple(_trained(config, shapes, ranks, rows))
+    trained = tuple(_trained(config, shapes, ranks, rows, device))
     frozen = tuple(_frozen(config, shapes, ranks))
     decoding = [_gathered_to_decode(config, model.width, model.memory) for model in trained if model.decodes]
     if replays(config) or any(agent.frozen for agent in config.task.agents.values()):
@@ -170,7 +170,7 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
 def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
     """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
     total = 0.0
-    for model in _trained(config, shapes, ranks, rows=1):
+    for model in _trained(config, shapes, ranks, 1, "cuda"):
         stage = engine_stage(config, model.width, ranks)
         # Moments and float32 weights, and at stage 3 nothing else: elsewhere weights in their own type as well.
         shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
@@ -192,7 +192,9 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     return (partners.size + 1) * float(sum(actors))
 
 
-def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
+def _trained(
+    config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str
+) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
     own = dict(critics(config))
     for holder, names in learning_members(config).items():
@@ -215,15 +217,22 @@ def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows
             ),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
+            device=device,
         )
         if holder in own:
-            yield _critic(config, holder, own.pop(holder), shapes, ranks, rows)
+            yield _critic(config, holder, own.pop(holder), shapes, ranks, rows, device)
     for name, names in own.items():  # of all agents
-        yield _critic(config, name, names, shapes, ranks, rows)
+        yield _critic(config, name, names, shapes, ranks, rows, device)
 
 
 def _critic(
-    config: Config, name: str, names: tuple[str, ...], shapes: Mapping[str, AgentShapes], ranks: int, rows: int
+    config: Config,
+    name: str,
+    names: tuple[str, ...],
+    shapes: Mapping[str, AgentShapes],
+    ranks: int,
+    rows: int,
+    device: str,
 ) -> Trained:
     """The engine of a critic with an optimizer of its own."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
@@ -246,6 +255,7 @@ def _critic(
         ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,
+        device=device,
     )
 
 
@@ -274,6 +284,7 @@ def _engine(
     *,
     checkpointed: bool,
     decodes: bool,
+    device: str,
 ) -> Trained:
     deepspeed, width = config.deepspeed, width_of(dtype)
     memory = engine_memory(
@@ -286,6 +297,7 @@ def _engine(
         persistent=shape.smaller_than(deepspeed.persistence_threshold),
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
+        on_host=device == "cpu",
     )
     # A row that is longer than the budget is a batch of its own.
     together = max(deepspeed.micro_batch_tokens, read.longest)
