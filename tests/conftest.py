@@ -20,6 +20,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
+# `host_reads`: how often the host waits for tensors
 for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
