@@ -28,7 +28,7 @@ from ippo_cli.config.schema import (
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.training.memory import AgentShapes, engine_stage, width_of
 
-PHASES = ("rollout", "targets", "update")
+PHASES: tuple[str, ...] = ("rollout", "targets", "update")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
