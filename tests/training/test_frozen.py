@@ -79,7 +79,7 @@ def test_memory_counts_it_without_gradients_and_optimizer(tmp_path: Path) -> Non
     for frozen in ("true", "false"):
         config, _ = small_config(tmp_path, f"task.agents.high.frozen={frozen}")
         material = read_material(config, load_task(config.task, config.seed))
-        sizes[frozen] = run_memory(config, material.shapes, 1, 16)
+        sizes[frozen] = run_memory(config, material.shapes, 1, 16, "cpu")
     assert [model.name for model in sizes["true"].trained] == ["low actor", "low critic"]
     (actor,) = sizes["true"].frozen
     assert (actor.name, actor.weights) == ("high actor", 4 * actor.shape.parameters)

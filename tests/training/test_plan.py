@@ -16,6 +16,7 @@ from small import small_config
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
+from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.models.tiny import character_tokenizer
@@ -23,6 +24,8 @@ from ippo_cli.tasks.task import load_task
 from ippo_cli.training.folder import reserve_folder, start_files
 from ippo_cli.training.memory import GIB, Memory
 from ippo_cli.training.plan import _show_memory, show_plan
+from ippo_cli.training.plan_fit import what_fits
+from ippo_cli.training.plan_time import iteration_seconds, stated_speed
 from ippo_cli.training.preflight import (
     LOWERED_BY,
     Machine,
@@ -30,6 +33,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     memory_of,
     memory_warning,
+    planned_machine,
     read_material,
     this_machine,
     what_cannot_fit,
@@ -92,7 +96,7 @@ def jsonl_config(root: Path, model: Path, *more: str) -> Config:
 def needs(config: Config, ranks: int = 1) -> tuple[Material, Memory]:
     task = load_task(config.task, config.seed)
     material = read_material(config, task)
-    return material, memory_of(config, arithmetic(config, ranks, len(task.train)), task, material, ranks)
+    return material, memory_of(config, arithmetic(config, ranks, len(task.train)), task, material, ranks, "cpu")
 
 
 def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
@@ -208,7 +212,8 @@ def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp
 
 
 def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
-    config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4")
+    compared = "algorithm.kl.reward.coef=0.1"  # so that targets have logits
+    config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", compared)
     _, before = needs(config)
     assert set(LOWERED_BY) == set(before.phases)
     for phase, group, key, lower in (
@@ -220,7 +225,7 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
     ):
         assert f"{group}.{key}" in LOWERED_BY[phase]
         lowered, _ = small_config(
-            tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", f"{group}.{key}={lower}"
+            tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", f"{group}.{key}={lower}", compared
         )
         _, after = needs(lowered)
         assert after.phases[phase] < before.phases[phase], key
@@ -228,6 +233,7 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
         tmp_path,
         "deepspeed.micro_batch_tokens=4096",
         "actor.num_layers=4",
+        compared,
         "actor.gradient_checkpointing=true",
         "critic.gradient_checkpointing=true",
     )
@@ -261,7 +267,7 @@ def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, 
     config, _ = small_config(tmp_path, "task=ladder", "task.train_size=20", "task.eval_size=4")
     task = load_task(config.task, config.seed)
     material = read_material(config, task)
-    memory = memory_of(config, arithmetic(config, 1, len(task.train)), task, material, 1)
+    memory = memory_of(config, arithmetic(config, 1, len(task.train)), task, material, 1, "cpu")
     _show_memory(replace(memory, parked=2.0 * GIB), this_machine("cpu", 1), 1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
@@ -359,3 +365,81 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(SEVEN_B))
     with pytest.raises(PreflightError, match="no tokenizer could be loaded"):
         show_plan(jsonl_config(tmp_path, tmp_path / "model"))
+
+
+def cluster_config(root: Path, *more: str) -> Config:
+    """A 7B actor and a critic of its size, planned for eight devices of 79 GiB that are not here."""
+    keys = ["mode=plan", "plan=h100", "algorithm=ppo", "critic=separate", "rollout.max_new_tokens=1024"]
+    keys += ["algorithm.mini_batch_size=32", "rollout.decode_batch_size=16", *more]
+    config = typed(resolve(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
+    check(config, world_size(config, None))
+    return config
+
+
+def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
+    show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 160
+    said = " ".join(" ".join(lines).split())
+    assert "ranks 8, each 4 samples per iteration" in said
+    assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
+    ways = [line.split() for line in lines if "deepspeed=zero" in line]
+    assert [line for line in ways if line[0] == "*"] == [ways[3]]
+    assert ways[3][1] == "deepspeed=zero3"
+    assert " ".join(ways[0]).endswith("does not fit does not fit")
+    assert ways[3][-1].isdigit()
+    assert "are free" not in said, "nothing is known of a disk there"
+
+
+def test_a_cluster_on_which_nothing_fits_is_refused_after_the_table(tmp_path, capsys) -> None:
+    with pytest.raises(PreflightError, match="in each of 8 processes"):
+        show_plan(cluster_config(tmp_path, "deepspeed=zero1", "plan.memory_gib=24"))
+    assert "deepspeed=zero3_offload" in capsys.readouterr().out
+
+
+def test_what_is_said_to_fit_does_and_twice_as_much_does_not(tmp_path) -> None:
+    config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
+    task = load_task(config.task, config.seed)
+    material, plan, machine = read_material(config, task), arithmetic(config, 8, 32), planned_machine(config.plan)
+    assert machine is not None
+    (option,) = (way for way in what_fits(config, plan, task, material, machine, 8) if way.asked)
+    greatest = []
+    for tokens in (option.plain, 2 * option.plain):
+        way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
+        greatest.append(memory_of(way, plan, task, material, 8, "cuda").greatest[1])
+    assert greatest[0] <= 79 * GIB < greatest[1]
+    assert option.checkpointed >= 4 * option.plain, "most of what a pass keeps is given up"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["mode=plan", "plan.devices=8"], "plan.devices=8 is one of several figures that are given together"),
+        (["plan=h100"], "plan.devices=8 says what to plan for, and training runs on what is here; add mode=plan"),
+        (["mode=plan", "plan=h100", "plan.tflops=0"], "plan.tflops=0.0 is out of range"),
+    ],
+)
+def test_figures_that_are_incomplete_or_that_nothing_reads_are_refused(tmp_path, keys: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        small_config(tmp_path, *keys)
+    assert str(refused.value).startswith(said)
+
+
+def test_one_writer_at_a_time_is_as_slow_as_reading_its_weights(tmp_path) -> None:
+    config = cluster_config(tmp_path, "deepspeed=zero2")
+    material, _ = needs(config, ranks=8)
+    weights = 2 * material.shapes["solo"].actor.parameters
+    speed = stated_speed(config.plan)
+    seconds = iteration_seconds(config, material.shapes, 8, speed)
+    assert 1024 * weights / 3350e9 < seconds["rollout"] < 1.1 * 1024 * weights / 3350e9, "four rows on each device"
+    faster = iteration_seconds(config, material.shapes, 8, replace(speed, memory=2 * speed.memory))
+    assert faster["rollout"] < 0.6 * seconds["rollout"]
+    assert faster["update"] == seconds["update"]
+
+
+def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp_path) -> None:
+    config = cluster_config(tmp_path, "deepspeed=zero3", "rollout.zero3_gather=layer")
+    material, _ = needs(config, ranks=8)
+    weights = 2 * material.shapes["solo"].actor.parameters
+    seconds = iteration_seconds(config, material.shapes, 8, stated_speed(config.plan))["rollout"]
+    assert seconds == pytest.approx(1024 * weights * 7 / 8 / 450e9, rel=0.05)

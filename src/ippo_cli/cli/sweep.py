@@ -39,6 +39,7 @@ from ippo_cli.cli.sweep_outcome import SweepRefused, close, refusal
 from ippo_cli.cli.sweep_signals import SignalForwarding
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
+from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.searchpath import SEARCH_PATH
@@ -237,7 +238,7 @@ class _Sweeping:
         except (HydraException, OmegaConfBaseException) as error:
             raise diagnose([*self.folders, *row.overrides], error) from error
         config = typed(plain)
-        check(config, config.launch.processes)
+        check(config, world_size(config, None))
         if self.resumed is not None:
             refuse_resume(self.resumed / row.folder, plain, config)
             sweep_folder.end(row, "waiting", None, None)

@@ -105,6 +105,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.cli.hub import settle_hub
     from ippo_cli.cli.resume import changes
     from ippo_cli.config.checks import check
+    from ippo_cli.config.hardware import world_size
     from ippo_cli.config.load import leaves, resolve, to_yaml, typed
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
@@ -118,7 +119,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     plain = resolve(node)
     config = typed(plain)
     outside = external_world_size()
-    check(config, outside or config.launch.processes)
+    check(config, world_size(config, outside))
     settle_hub(config)
     if config.mode is Mode.plan:
         from ippo_cli.training.plan import show_plan

@@ -13,6 +13,7 @@ from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.reward_weights import check_reward_weights
@@ -60,6 +61,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
     _check_constraints(config)
     _check_run(config)
+    check_plan(config)
     _check_agents(config)
     _check_task(config.task, training=training)
     check_team(config)

@@ -74,6 +74,7 @@ PLAIN: dict[str, type[Any]] = {
     "evaluation": schema.EvaluationConfig,
     "tracker": schema.TrackerConfig,
     "launch": schema.LaunchConfig,
+    "plan": schema.PlanConfig,
 }
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")

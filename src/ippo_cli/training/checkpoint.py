@@ -192,6 +192,7 @@ class Checkpoints:
             merged = self.config.weights is CheckpointWeights.full
             with noting(failures):
                 written += learner.save_pretrained(own, weights, state.team.tokenizer(learner), merged=merged)
+            del weights  # those of two models need not lie in memory together
         with noting(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")

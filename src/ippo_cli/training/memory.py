@@ -19,17 +19,18 @@ from ippo_cli.config.schema import (
     LoraActorConfig,
     OwnCriticConfig,
     SeparateCriticConfig,
+    ValueHeadCriticConfig,
     Zero3Gather,
 )
 from ippo_cli.config.teams import bases, critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, read_memory
 from ippo_cli.models.shape import ModelShape
+from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 from ippo_cli.training.episode_length import EpisodeLength
 
 GIB = 2**30
-CACHE_COLUMNS_AHEAD = 128  # reserved beyond the longest row, see `rollout/cache.py`
 PROMPT_TOKENS = 8192  # read together, see `rollout/decode.py`
 LOGITS_AT_ONCE = 1 << 26  # see `agents/build.py`
 
@@ -53,15 +54,22 @@ class Trained:
     shape: ModelShape
     width: int  # bytes of a weight
     memory: EngineMemory
-    forward: float  # of scoring: activations and logits without gradients
+    forward: float  # of scoring: activations and logits without gradients; 0 where it scores nothing
     backward: float  # of a micro-batch: activations and logits with them
+    several: bool  # whether a step has several micro-batches
     decodes: bool  # whether it is an actor
     splits: bool  # whether its engine is at stage 3, which takes weights out of the files one parameter at a time
 
     @property
-    def before_engine(self) -> float:
-        """What of it is in memory before its engine has it, beside what the engine keeps."""
-        return float(self.width * (max(self.shape.sizes) if self.splits else self.shape.trained_parameters))
+    def updating(self) -> float:
+        """What an update of it adds to what stands."""
+        return self.memory.updating(self.backward, several=self.several)
+
+    @property
+    def loading(self) -> float:
+        """What is there while DeepSpeed takes it, beyond what it leaves there."""
+        whole = self.width * max(self.shape.sizes) if self.splits else 0.0
+        return max(self.memory.loading - self.memory.loaded, 0.0) + whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,7 @@ class Frozen:
 class Memory:
     """One rank's memory."""
 
+    device: str  # `cpu` or `cuda`
     trained: tuple[Trained, ...]
     frozen: tuple[Frozen, ...]
     cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
@@ -97,12 +106,12 @@ class Memory:
     @property
     def standing(self) -> float:
         """On the device from the first update on."""
-        return sum(model.memory.standing for model in self.trained) + sum(model.weights for model in self.frozen)
+        return sum(model.memory.standing for model in self.trained) + self._frozen
 
     @property
     def certain(self) -> float:
         """On the device whatever is read: weights, optimizer states, and the gradients of one update."""
-        return self.standing + max(_fleeting_gradients(model.memory) for model in self.trained)
+        return self.standing + max(model.memory.fleeting for model in self.trained)
 
     @property
     def host(self) -> float:
@@ -111,16 +120,21 @@ class Memory:
         return sum(model.memory.host for model in self.trained) + frozen
 
     @property
+    def saved(self) -> float:
+        """In the machine's memory of rank 0 while the model that has the most weights is written whole."""
+        return max(float(model.width * model.shape.trained_parameters) for model in self.trained)
+
+    @property
     def phases(self) -> dict[str, float]:
         """On the device at the greatest moment of each phase."""
-        # Moments come with the first step.
-        load = sum(model.memory.standing - model.memory.moments for model in self.trained)
-        load += max(model.before_engine for model in self.trained) + sum(model.weights for model in self.frozen)
+        loaded = sum(model.memory.loaded for model in self.trained)
+        scored = max(model.forward + model.memory.gathered if model.forward else 0.0 for model in self.trained)
         return {
-            "load": load,
+            "load": loaded + max(model.loading for model in self.trained) + self._frozen,
             "rollout": self.standing + self.rollout_gathered + self.cache + self.parked,
-            "targets": self.standing + self.compared + max(m.forward + m.memory.gathered for m in self.trained),
-            "update": self.standing + self.compared + max(_update(model) for model in self.trained),
+            "targets": self.standing + self.compared + scored,
+            "update": self.standing + self.compared + max(model.updating for model in self.trained),
+            "save": self.standing + (self.saved if self.device == "cpu" else 0.0),
         }
 
     @property
@@ -128,17 +142,22 @@ class Memory:
         """The phase that needs the most, and how much."""
         return max(self.phases.items(), key=lambda phase: phase[1])
 
+    @property
+    def _frozen(self) -> float:
+        return sum(model.weights for model in self.frozen)
 
-def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Memory:
-    """Of a whole run; a rank decodes at most `rows` rows in one rollout."""
+
+def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str) -> Memory:
+    """Of a whole run on devices of a kind; a rank decodes at most `rows` rows in one rollout."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     parks = several_turns and config.rollout.history is not History.latest
-    trained = tuple(_trained(config, shapes, ranks, rows))
+    trained = tuple(_trained(config, shapes, ranks, rows, device))
     frozen = tuple(_frozen(config, shapes, ranks))
-    decoding = [_gathered_to_decode(config, m.shape, m.width, m.memory.weights) for m in trained if m.decodes]
+    decoding = [_gathered_to_decode(config, model.width, model.memory) for model in trained if model.decodes]
     if replays(config) or any(agent.frozen for agent in config.task.agents.values()):
-        decoding += [_gathered_to_decode(config, m.shape, m.width, m.weights) for m in frozen if m.spread is not None]
+        decoding += [_gathered_to_decode(config, m.width, m.spread) for m in frozen if m.spread is not None]
     return Memory(
+        device=device,
         trained=trained,
         frozen=frozen,
         cache=max(_decoding(config, name, agent, rows) for name, agent in shapes.items()),
@@ -151,10 +170,11 @@ def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, ro
 def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
     """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
     total = 0.0
-    for model in _trained(config, shapes, ranks, rows=1):
-        master = 0 if _stage(config, model.width, ranks) == 0 else 4
-        optimizer = model.width + master + 8 if config.checkpoint.optimizer else 0
-        total += model.shape.trained_parameters * (model.width + optimizer)
+    for model in _trained(config, shapes, ranks, 1, "cuda"):
+        stage = engine_stage(config, model.width, ranks)
+        # Moments and float32 weights, and at stage 3 nothing else: elsewhere weights in their own type as well.
+        shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
+        total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
             total += model.width * model.shape.parameters
     return total
@@ -166,40 +186,53 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     if not partners.every or partners.size is None:
         return 0.0
     actors = (
-        shapes[names[0]].actor.parameters * _width(config.task.agents[names[0]].actor.dtype)
+        shapes[names[0]].actor.parameters * width_of(config.task.agents[names[0]].actor.dtype)
         for names in learning_members(config).values()
     )
     return (partners.size + 1) * float(sum(actors))
 
 
-def _trained(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int) -> Iterator[Trained]:
+def _trained(
+    config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str
+) -> Iterator[Trained]:
     """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
     own = dict(critics(config))
     for holder, names in learning_members(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
         actor = settings.actor
         longest = max(shapes[name].length.row for name in names)
+        carried = isinstance(settings.critic, ValueHeadCriticConfig)
         yield _engine(
             config,
             f"{holder} actor",
             agent.actor,
             actor.dtype,
             ranks,
-            longest,
-            rows,
-            mini_batch_size(config, settings),
-            agents=len(names),
+            _Read(
+                longest=longest,
+                written=min(max(_written(config, name, shapes[name].length) for name in names), longest),
+                rows=len(names) * rows,
+                step=len(names) * max(-(-mini_batch_size(config, settings) // ranks), 1),
+                scores=carried or config.rollout.recompute_logprobs or needs_reference(config),
+            ),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
+            device=device,
         )
         if holder in own:
-            yield _critic(config, holder, own.pop(holder), shapes, ranks, rows)
+            yield _critic(config, holder, own.pop(holder), shapes, ranks, rows, device)
     for name, names in own.items():  # of all agents
-        yield _critic(config, name, names, shapes, ranks, rows)
+        yield _critic(config, name, names, shapes, ranks, rows, device)
 
 
 def _critic(
-    config: Config, name: str, names: tuple[str, ...], shapes: Mapping[str, AgentShapes], ranks: int, rows: int
+    config: Config,
+    name: str,
+    names: tuple[str, ...],
+    shapes: Mapping[str, AgentShapes],
+    ranks: int,
+    rows: int,
+    device: str,
 ) -> Trained:
     """The engine of a critic with an optimizer of its own."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
@@ -213,13 +246,32 @@ def _critic(
         shape,
         model.dtype,
         ranks,
-        max(shapes[agent].critic_row or shapes[agent].length.row for agent in names),
-        rows,
-        critic_mini_batch_size(config, settings),
-        agents=len(names),
+        _Read(
+            longest=max(shapes[agent].critic_row or shapes[agent].length.row for agent in names),
+            written=0,
+            rows=len(names) * rows,
+            step=len(names) * max(-(-critic_mini_batch_size(config, settings) // ranks), 1),
+            scores=True,
+        ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,
+        device=device,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What an engine reads on one rank."""
+
+    longest: int  # tokens of a row, at most
+    written: int  # of these, the ones whose logits are computed
+    rows: int  # of an iteration
+    step: int  # rows of an optimizer step
+    scores: bool  # whether it also reads without gradients
+
+    @property
+    def written_share(self) -> float:
+        return self.written / self.longest
 
 
 def _engine(
@@ -228,42 +280,61 @@ def _engine(
     shape: ModelShape,
     dtype: Dtype,
     ranks: int,
-    longest: int,
-    rows: int,
-    mini: int,
+    read: _Read,
     *,
-    agents: int,
     checkpointed: bool,
     decodes: bool,
+    device: str,
 ) -> Trained:
-    deepspeed, width = config.deepspeed, _width(dtype)
+    deepspeed, width = config.deepspeed, width_of(dtype)
     memory = engine_memory(
         shape.trained_parameters,
-        stage=_stage(config, width, ranks),
+        stage=engine_stage(config, width, ranks),
         width=width,
         ranks=ranks,
         bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
+        largest=max(shape.sizes if shape.adapter is None else shape.adapter),
         persistent=shape.smaller_than(deepspeed.persistence_threshold),
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
+        on_host=device == "cpu",
     )
     # A row that is longer than the budget is a batch of its own.
-    micro = min(max(deepspeed.micro_batch_tokens, longest), longest * agents * min(rows, max(mini // ranks, 1)))
-    scored = min(max(deepspeed.forward_batch_tokens, longest), longest * rows)
-    chunk = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1)
-    logits = shape.vocabulary if decodes else 0
+    together = max(deepspeed.micro_batch_tokens, read.longest)
+    micro = min(together, read.longest * read.step)
+    scored = min(max(deepspeed.forward_batch_tokens, read.longest), read.longest * read.rows)
+    chunk, written = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1), read.written_share
+    forward = scored * _forward_bytes(shape, width)
+    forward += min(chunk, scored * written) * shape.vocabulary * _logit_bytes(config, width, trains=False)
     return Trained(
         name=name,
         shape=shape,
         width=width,
         memory=memory,
-        forward=scored * _forward_bytes(shape, width) + min(chunk, scored) * logits * (width + 8),
+        forward=forward if read.scores else 0.0,
         backward=micro * _kept_bytes(shape, width, checkpointed=checkpointed)
-        # Logits and their gradient, and in float32 the log-probabilities and two of the backward pass's own.
-        + min(chunk, micro) * logits * (2 * width + 12),
+        + min(chunk, micro * written) * shape.vocabulary * _logit_bytes(config, width, trains=True),
+        several=read.longest * read.step > together,
         decodes=decodes,
-        splits=_stage(config, width, ranks) == 3,
+        splits=engine_stage(config, width, ranks) == 3,
     )
+
+
+def _written(config: Config, name: str, length: EpisodeLength) -> int:
+    """Tokens of one row that an agent may have written."""
+    limit = config.task.agents[name].rollout.max_new_tokens
+    return length.row if length.turns is None else min(length.turns * limit, length.row)
+
+
+def _logit_bytes(config: Config, width: int, *, trains: bool) -> int:
+    """Of one logit: itself, its log-probability in float32, and in a pass of the update what entropy or gradient take.
+
+    A host casts logits to float32 before their softmax.
+    """
+    if not trains:
+        return width + 4 if width == 4 else width + 8
+    gradient = 4 + 4 + (4 if config.algorithm.entropy_coef else 0) + (width if width < 4 else 0)
+    return max(width + 4 + 4, gradient)
 
 
 def _forward_bytes(shape: ModelShape, width: int) -> float:
@@ -282,17 +353,26 @@ def _kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool) -> float:
 
 def _decoding(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
-    shape, width = agent.actor, _width(config.task.agents[name].actor.dtype)
+    shape, width = agent.actor, width_of(config.task.agents[name].actor.dtype)
     together, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
-    cache = _cached_bytes(shape, width) * together * (longest + CACHE_COLUMNS_AHEAD)
+    cache = _cached_bytes(shape, width) * together * _columns(longest, config.task.agents[name].rollout.max_new_tokens)
     logits = together * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), together * longest) * _forward_bytes(shape, width)
     return cache + max(logits, prompts)
 
 
+def _columns(longest: int, limit: int) -> int:
+    """Columns of a cache at its widest; see `rollout/kv_cache.py`."""
+    ahead = min(COLUMNS_AHEAD, limit)
+    columns = max(longest - limit, 1) + ahead
+    while columns < longest:
+        columns += max(ahead, columns // 2)
+    return columns
+
+
 def _parked(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values that are kept of rows whose episodes go on."""
-    per_token = _cached_bytes(agent.actor, _width(config.task.agents[name].actor.dtype))
+    per_token = _cached_bytes(agent.actor, width_of(config.task.agents[name].actor.dtype))
     return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
 
 
@@ -301,13 +381,10 @@ def _cached_bytes(shape: ModelShape, width: int) -> float:
     return 2.0 * width * shape.layers * shape.keys
 
 
-def _gathered_to_decode(config: Config, shape: ModelShape, width: int, standing: float) -> float:
-    if config.deepspeed.stage != 3:
-        return 0.0
-    whole = float(width * shape.parameters)
+def _gathered_to_decode(config: Config, width: int, memory: EngineMemory) -> float:
     if config.rollout.zero3_gather is Zero3Gather.layer:
-        return min(whole, float(width * MAX_LIVE))
-    return max(whole - standing, 0.0)
+        return min(memory.decoding, float(width * MAX_LIVE))
+    return memory.decoding
 
 
 def _compares_wholly(config: Config) -> bool:
@@ -322,7 +399,7 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
     spreads = deepspeed.stage == 3 and ranks > 1
     if config.team.partners.every:
         for holder, names in learning_members(config).items():
-            width = _width(config.task.agents[names[0]].actor.dtype)
+            width = width_of(config.task.agents[names[0]].actor.dtype)
             yield Frozen(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = holders(config)
@@ -330,7 +407,7 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
     seen: set[str] = set()
     for name, agent in shapes.items():
         settings, base = config.task.agents[name], base_of_agent[name]
-        width = _width(settings.actor.dtype)
+        width = width_of(settings.actor.dtype)
         if isinstance(settings.actor, LoraActorConfig):
             if base not in seen:
                 seen.add(base)
@@ -352,22 +429,13 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
             )
 
 
-def _update(model: Trained) -> float:
-    """What an update of a model adds to what stands: its forward and backward, or its step."""
-    memory = model.memory
-    fleeting = _fleeting_gradients(memory) + (0.0 if memory.gradients_stay else memory.buckets)
-    return fleeting + max(memory.gathered + model.backward, memory.stepping)
-
-
-def _fleeting_gradients(memory: EngineMemory) -> float:
-    return 0.0 if memory.gradients_stay else memory.gradients
-
-
-def _stage(config: Config, width: int, ranks: int) -> int:
+def engine_stage(config: Config, width: int, ranks: int) -> int:
+    """At which an engine of such weights runs."""
     return effective_stage(
         config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
     )
 
 
-def _width(dtype: Dtype) -> int:
+def width_of(dtype: Dtype) -> int:
+    """Bytes of a weight."""
     return 4 if dtype is Dtype.fp32 else 2

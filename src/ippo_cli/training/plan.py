@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, CriticKind, WorldConfig
+from ippo_cli.config.hardware import world_size
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, WorldConfig
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
-from ippo_cli.models.shape import ModelShape
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
@@ -24,6 +21,8 @@ from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.launch import external_world_size
 from ippo_cli.training.memory import GIB, Memory
+from ippo_cli.training.plan_fit import what_fits
+from ippo_cli.training.plan_time import iteration_seconds, measured_speed, stated_speed
 from ippo_cli.training.preflight import (
     Machine,
     Material,
@@ -35,6 +34,7 @@ from ippo_cli.training.preflight import (
     long_views,
     memory_of,
     memory_warning,
+    planned_machine,
     read_material,
     this_machine,
     what_cannot_fit,
@@ -50,18 +50,22 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 def show_plan(config: Config) -> None:
     """Print sizes, batch arithmetic, needs, and prompts or a conversation. Raises what training would raise."""
     outside = external_world_size()
-    ranks = outside or config.launch.processes
-    machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks))
+    ranks = world_size(config, outside)
+    machine = planned_machine(config.plan)
+    if machine is None:
+        machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks))
     task = load_task(config.task, config.seed)
     build_reward(config.reward, config.task.agents)
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
     formats = fitting_formats(config, plan, task, example_schedule(config, plan, task), material)
-    memory = memory_of(config, plan, task, material, ranks)
+    memory = memory_of(config, plan, task, material, ranks, machine.device)
     _show_sizes(config, task, plan, memory, ranks)
-    _show_memory(memory, machine, ranks)
+    _show_memory(memory, machine, ranks, elsewhere=config.plan.devices is not None)
+    if machine.device == "cuda":
+        _show_what_fits(config, plan, task, material, machine, ranks)
     _show_disk(config, material, ranks)
-    _show_time(config, plan, material, ranks)
+    _show_time(config, plan, material, machine, ranks)
     _show_missing_weights(config)
     _show_episodes(config, material)
     _show_critics(material)
@@ -127,7 +131,7 @@ def _credit_cost(config: Config) -> str | None:
     return "; ".join(parts) or None
 
 
-def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
+def _show_memory(memory: Memory, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
     """One table of what models hold, and one line for the phases, per rank."""
     sizes: dict[str, tuple[int, Sequence[float]]] = {}  # parameters and bytes by model
     for model in memory.trained:
@@ -155,17 +159,47 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int) -> None:
         f"longest sequences{parked}{host}",
     )
     if machine.device == "cuda":
+        where, others = ("a machine", f"{machine.ranks} of them") if elsewhere else ("this machine", "")
         _say(
-            "this machine",
-            f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} "
-            f"ranks, {_gib(machine.host)} GiB of host memory for {machine.ranks}",
+            where,
+            f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} ranks, "
+            f"{_gib(machine.host)} GiB of host memory for {others or machine.ranks}",
         )
     else:
         _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
 
 
+def _show_what_fits(
+    config: Config, plan: Arithmetic, task: Task, material: Material, machine: Machine, ranks: int
+) -> None:
+    """One line for each way to spread the models, the one that was asked for marked."""
+    rows = [["per GPU", "certain", "at most", "in", "host memory", "micro_batch_tokens", "with checkpointing"]]
+    for option in what_fits(config, plan, task, material, machine, ranks):
+        phase, most = option.greatest
+        rows.append(
+            [
+                f"{'*' if option.asked else ' '} {option.keys}",
+                _size(option.certain),
+                _size(most),
+                phase,
+                _size(option.host) if option.host else "-",
+                *(str(tokens) if tokens else "does not fit" for tokens in (option.plain, option.checkpointed)),
+            ]
+        )
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        print((first.ljust(widths[0]) + "".join(cells)).rstrip())
+    _say(
+        "", "* as asked for; micro_batch_tokens: the most that fit a GPU, without and with gradient_checkpointing=true"
+    )
+
+
 def _show_disk(config: Config, material: Material, ranks: int) -> None:
     one, most = disk_needs(config, material, ranks)
+    if config.plan.devices is not None:
+        _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most")
+        return
     free = free_disk(Path(config.output_dir))
     _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most; {_size(free)} are free")
     if most > free:
@@ -175,14 +209,16 @@ def _show_disk(config: Config, material: Material, ranks: int) -> None:
         )
 
 
-def _show_time(config: Config, plan: Arithmetic, material: Material, ranks: int) -> None:
-    flops = sum(_flops(config, material, name) for name in config.task.agents)
-    seconds = flops / ranks / _flops_per_second()
-    _say(
-        "time",
-        f"at least {seconds:.1f} s per iteration on this machine's processor, "
-        f"{seconds * plan.num_iterations / 60:.1f} min in all (arithmetic alone)",
-    )
+def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Machine, ranks: int) -> None:
+    if config.plan.devices is None:
+        speed, how = measured_speed(machine.ranks), "arithmetic alone, at this processor's speed"
+    else:
+        speed, how = stated_speed(config.plan), "arithmetic, memory and network, all at once and at the stated figures"
+    phases = iteration_seconds(config, material.shapes, ranks, speed)
+    seconds = sum(phases.values())
+    parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
+    whole = _duration(seconds * plan.num_iterations)
+    _say("time", f"at least {_duration(seconds)} per iteration ({parts}), {whole} in all: {how}")
 
 
 def _show_missing_weights(config: Config) -> None:
@@ -279,6 +315,12 @@ def _number(part: float, unit: int) -> str:
     return f"{part / unit:.2f}" if part < 100 * unit else f"{part / unit:.1f}"
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def _size(part: float) -> str:
     """With its own unit: `7.31 MiB`."""
     unit, size = _unit(part)
@@ -287,37 +329,3 @@ def _size(part: float) -> str:
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.1f}" if size >= 10 * GIB else f"{size / GIB:.2f}"
-
-
-def _flops(config: Config, material: Material, agent: str) -> float:
-    """Of one agent's iteration with full-length responses: 2 per parameter and token forward, 4 more backward."""
-    shapes, settings = material.shapes[agent], config.task.agents[agent]
-    turns = shapes.length.turns or 1 if isinstance(config.task, ConversationConfig) else 1  # a world may end early
-    tokens = config.rollout.buffer_size * settings.rollout.max_new_tokens * turns
-    critic = 0 if shapes.critic is None else shapes.critic.parameters
-    # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
-    every = config.reward.measure_credit_every or 1
-    generated = 2.0 * shapes.actor.parameters * tokens * (1 + (1 / every if replays(config) else 0))
-    if settings.frozen:
-        return generated
-    trained = sum(_training_flops(shape) for shape in (shapes.actor, shapes.critic) if shape is not None)
-    trained *= tokens * settings.algorithm.ppo_epochs
-    valuing = 0 if settings.critic.kind is CriticKind.none else critic or shapes.actor.parameters
-    return generated + 2.0 * valuing * tokens + trained
-
-
-def _training_flops(shape: ModelShape) -> float:
-    """Per token: a frozen base has no gradients of its own weights."""
-    return 6.0 * shape.parameters if shape.adapter is None else 4.0 * shape.parameters + 6.0 * shape.trained_parameters
-
-
-def _flops_per_second() -> float:
-    """Measured with float32 matrix products for a moment."""
-    size, rounds = 768, 0
-    left = torch.ones(size, size)
-    torch.mm(left, left)
-    began = time.perf_counter()
-    while time.perf_counter() - began < 0.2:
-        torch.mm(left, left)
-        rounds += 1
-    return rounds * 2.0 * size**3 / (time.perf_counter() - began)

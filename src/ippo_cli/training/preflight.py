@@ -23,6 +23,7 @@ from ippo_cli.config.schema import (
     Config,
     Device,
     LoraActorConfig,
+    PlanConfig,
     SeparateCriticConfig,
     TinyActorConfig,
     ValueHeadCriticConfig,
@@ -56,9 +57,11 @@ LESS_MEMORY = (
 )
 LOWERED_BY = {
     "load": "use a higher ZeRO stage, or a smaller model",
-    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, or shorten the prompts",
+    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, shorten the prompts, or at stage 3 set "
+    "rollout.zero3_gather=layer",
     "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
     "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
+    "save": "use a higher ZeRO stage, or a smaller model",
 }
 """What makes a phase smaller."""
 
@@ -112,6 +115,22 @@ def this_machine(device: str, ranks: int) -> Machine:
         accelerator=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
         ranks=ranks,
         ranks_per_device=-(-ranks // count),
+    )
+
+
+def planned_machine(plan: PlanConfig) -> Machine | None:
+    """The fullest of the machines that figures are given of; None where they are this one's."""
+    if plan.devices is None:
+        return None
+    assert plan.per_machine is not None
+    assert plan.memory_gib is not None
+    assert plan.machine_memory_gib is not None
+    return Machine(
+        device="cuda",
+        host=int(plan.machine_memory_gib * GIB),
+        accelerator=int(plan.memory_gib * GIB),
+        ranks=min(plan.devices, plan.per_machine),
+        ranks_per_device=1,
     )
 
 
@@ -202,10 +221,10 @@ def long_views(material: Material) -> dict[str, str]:
     return {}
 
 
-def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int) -> Memory:
-    """What each rank holds."""
+def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int, device: str) -> Memory:
+    """What each rank holds, on a device of this kind."""
     rows = max(plan.samples_per_rank[1], -(-len(task.held_out) // ranks))
-    return run_memory(config, material.shapes, ranks, rows)
+    return run_memory(config, material.shapes, ranks, rows, device)
 
 
 def what_cannot_fit(config: Config, material: Material, memory: Memory, machine: Machine, ranks: int) -> str | None:
@@ -256,7 +275,7 @@ def free_disk(folder: Path) -> int:
 
 
 def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> bool:
-    memory = run_memory(config, material.shapes, ranks, rows=1)
+    memory = run_memory(config, material.shapes, ranks, 1, machine.device)
     return machine.lacks(memory.certain, memory.host) is None
 
 

@@ -311,7 +311,7 @@ def _refuse_what_cannot_fit(
     """Raise `PreflightError` on all ranks where the models of one machine's ranks are more than it can hold."""
     ranks, here = distributed.world_size(), socket.gethostname()
     machine = this_machine(device.type, distributed.gather_objects(here).count(here))
-    memory = memory_of(config, plan, task, material, ranks)
+    memory = memory_of(config, plan, task, material, ranks, device.type)
     for reason in distributed.gather_objects(what_cannot_fit(config, material, memory, machine, ranks)):
         if reason is not None:
             raise PreflightError(reason)

@@ -61,6 +61,7 @@ from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
+from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.reward import (
     CreditAssignment,
     EnvironmentRewardConfig,
@@ -159,5 +160,6 @@ SCHEMAS: dict[str, type[Any]] = {
     "evaluation": EvaluationConfig,
     "tracker": TrackerConfig,
     "launch": LaunchConfig,
+    "plan": PlanConfig,
 }
 """Schema nodes by the name under which a YAML file lists them first (`/schema/NAME@_here_`)."""

@@ -12,6 +12,7 @@ from ippo_cli.config.schema.algorithm import AlgorithmConfig
 from ippo_cli.config.schema.critic import CriticConfig
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import LaunchConfig
+from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.reward import RewardConfig
 from ippo_cli.config.schema.rollout import RolloutConfig
 from ippo_cli.config.schema.task import TaskConfig
@@ -96,3 +97,4 @@ class Config(RunConfig):
     evaluation: EvaluationConfig
     tracker: TrackerConfig
     launch: LaunchConfig
+    plan: PlanConfig

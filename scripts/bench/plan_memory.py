@@ -1,0 +1,140 @@
+"""What `mode=plan` says of memory beside what trainings take: `plan_memory.py MODEL [NAME...]`.
+
+Trains for one iteration in each of the settings below, or in those that are named, one after the other, on the CPU;
+MODEL is the folder of scripts/examples/smollm2.py. Results are kept in docs/data/plan_memory.json and told in
+docs/memory.md. `--replan` trains nothing and compares what was measured before with what the plan says now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learning import write_between
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA, PAGE = ROOT / "docs" / "data" / "plan_memory.json", ROOT / "docs" / "memory.md"
+MARKERS = ("<!-- memory table -->", "<!-- end of memory table -->")
+PHASES = ("load", "rollout", "targets", "update", "save")
+MIB = 2**20
+# Two optimizer steps of two micro-batches each, so that moments, gradients and activations meet.
+BASE = (
+    "+experiment=smollm2_arithmetic",
+    "num_iterations=1",
+    "rollout.buffer_size=8",
+    "rollout.max_new_tokens=6",
+    "deepspeed.micro_batch_tokens=190",
+    "evaluation.every=0",
+    "evaluation.greedy=false",
+    "task.train_size=64",
+    "task.eval_size=2",
+    "tracker.console=plain",
+    "checkpoint.best=false",
+    "checkpoint.optimizer=false",
+    "launch.threads=1",
+)
+STEPS = ("algorithm.ppo_epochs=2", "algorithm.mini_batch_size=8")
+PPO = ("algorithm=ppo", *STEPS)
+SEPARATE = ("critic=separate", "critic.learning_rate=2e-5", "critic.mini_batch_size=8")
+# By name: ranks, and what is typed behind the rest.
+SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "fp32, stage 0": (1, ("actor.dtype=fp32", "deepspeed=zero0", *STEPS)),
+    "fp32, stage 3": (1, ("actor.dtype=fp32", "deepspeed=zero3", *STEPS)),
+    "bf16, stage 1, separate critic": (1, ("actor.dtype=bf16", "deepspeed=zero1", *PPO, *SEPARATE)),
+    "fp32, LoRA": (1, ("actor=lora", "actor.dtype=fp32", "deepspeed=zero1", *STEPS)),
+    "fp32, stage 1, reference": (
+        2,
+        ("actor.dtype=fp32", "deepspeed=zero1", "algorithm.kl.loss.coef=0.05", *STEPS),
+    ),
+    "fp32, stage 2, value head": (
+        2,
+        ("actor.dtype=fp32", "deepspeed=zero2", *PPO, "critic=value_head", "critic.learning_rate=1e-4"),
+    ),
+    "bf16, stage 2": (2, ("actor.dtype=bf16", "deepspeed=zero2", *STEPS)),
+    "bf16, stage 3": (2, ("actor.dtype=bf16", "deepspeed=zero3", *STEPS)),
+}
+
+
+def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """What watched_memory.py reports of every rank of one training."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        # The C library gives what is freed back at once: what one phase has freed is not counted as the next one's.
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
+        children = []
+        for rank in range(ranks):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+            own = {key: str(value) for key, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            command = [sys.executable, str(Path(__file__).with_name("watched_memory.py")), f"{folder}/{rank}.json"]
+            command += [*overrides, f"output_dir={folder}/runs"]
+            children.append(subprocess.Popen(command, env=environment | (own if ranks > 1 else {}), cwd=folder))
+        if any([child.wait() for child in children]):
+            raise SystemExit(f"a training failed: {' '.join(overrides)}")
+        return [json.loads(Path(f"{folder}/{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
+    """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
+    from ippo_cli.config.arithmetic import arithmetic
+    from ippo_cli.config.load import compose_node, resolve, typed
+    from ippo_cli.tasks.task import load_task
+    from ippo_cli.training.preflight import memory_of, read_material
+
+    config = typed(resolve(compose_node(list(overrides))))
+    task = load_task(config.task, config.seed)
+    plan, material = arithmetic(config, ranks, len(task.train)), read_material(config, task)
+    memory = memory_of(config, plan, task, material, ranks, "cpu")
+    phases = {phase: size + memory.host for phase, size in memory.phases.items()}
+    phases["targets"] -= sum(model.memory.moments for model in memory.trained)
+    return phases
+
+
+def result(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The most that any rank had in each phase."""
+    return {phase: max(float(report["phases"].get(phase, {"own": 0})["own"]) for report in reports) for phase in PHASES}
+
+
+def table(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: planned and measured bytes of every phase, and the ratio at the greatest moment."""
+    lines = ["| setting | ranks | " + " | ".join(PHASES) + " | greatest: planned / measured |"]
+    lines.append("|---" * (len(PHASES) + 3) + "|")
+    for name, found in settings.items():
+        said, seen = found["planned"], found["measured"]
+        cells = [f"{said[phase] / MIB:.0f} / {seen[phase] / MIB:.0f}" for phase in PHASES]
+        ratio = max(said.values()) / max(seen.values())
+        lines.append(f"| {name} | {found['ranks']} | " + " | ".join(cells) + f" | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(map(repr, SETTINGS)))
+    parser.add_argument("--replan", action="store_true")
+    given = parser.parse_args()
+    known = json.loads(DATA.read_text()) if DATA.exists() else {}
+    for name in given.names or SETTINGS:
+        ranks, own = SETTINGS[name]
+        overrides = [*BASE, f"actor.model={Path(given.model).resolve()}", *own]
+        if not given.replan:
+            known[name] = {"ranks": ranks, "overrides": own, "measured": result(measured(ranks, overrides))}
+        if name in known:
+            known[name]["planned"] = planned(ranks, overrides)
+    known = {name: known[name] for name in SETTINGS if name in known}
+    DATA.write_text(json.dumps(known, indent=1) + "\n")
+    text = "MiB of one rank's own memory above what it was before models were loaded, planned / measured.\n\n"
+    write_between(PAGE, text + table(known), MARKERS)
+
+
+if __name__ == "__main__":
+    main()

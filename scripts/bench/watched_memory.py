@@ -1,0 +1,155 @@
+"""One rank of a training, its memory watched: `watched_memory.py OUT OVERRIDE...` trains as `ippo-train` does, once it
+knows its rank from the environment, and writes to OUT what each phase took and what the plan says it takes.
+
+Memory is what the kernel counts as the process's own (RssAnon), above what it was before a model was loaded; files that
+are mapped into it, as weights in the files' own type are, are counted apart (RssFile).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import deepspeed  # noqa: F401  what a run imports on its way, so that it is part of what was there before
+import peft  # noqa: F401
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ippo_cli.cli.exits import guarded
+from ippo_cli.cli.train import _with_hydra
+from ippo_cli.training import process, stopwatch
+from ippo_cli.training.checkpoint import Checkpoints
+from ippo_cli.training.memory import Memory
+from ippo_cli.training.trainer import Trainer
+
+EVERY_S = 0.003
+OTHERWISE = "between"  # what is none of the phases
+PHASE_OF = {"logprobs": "targets"}  # what is planned as part of another phase
+
+
+class Watch:
+    """The greatest memory of every phase, seen by a thread that looks again and again."""
+
+    def __init__(self) -> None:
+        self.phase = OTHERWISE
+        self.own: dict[str, int] = {}
+        self.mapped: dict[str, int] = {}
+        self.planned: Memory | None = None
+        self.before = self.now()
+        self.imported = self.before
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Count from here."""
+        self.own, self.mapped, self.before = {}, {}, self.now()
+
+    @staticmethod
+    def now() -> tuple[int, int]:
+        """Bytes of the process's own, and of mapped files."""
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        own, mapped = (int(lines[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
+        return own, mapped
+
+    def _look(self) -> None:
+        while True:
+            self.see()
+            time.sleep(EVERY_S)
+
+    def see(self) -> None:
+        """Take down what is there now."""
+        phase = self.phase
+        for now, before, seen in zip(self.now(), self.before, (self.own, self.mapped), strict=True):
+            seen[phase] = max(seen.get(phase, 0), now - before)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """What happens inside is the phase's."""
+        outer, self.phase = self.phase, PHASE_OF.get(phase, phase)
+        self.see()
+        try:
+            yield
+        finally:
+            self.see()
+            self.phase = outer
+
+    def wrapped(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        """The function as one phase."""
+
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self.during(phase):
+                return function(*args, **kwargs)
+
+        return within
+
+
+def watch_training(watch: Watch) -> None:
+    """Let the phases of a training be told, and keep what it plans."""
+    clock, plan = stopwatch.Stopwatch.__call__, process.memory_of
+
+    @contextmanager
+    def watched_clock(self: stopwatch.Stopwatch, phase: str) -> Iterator[None]:
+        with watch.during(phase), clock(self, phase):
+            yield
+
+    def planned(*args: Any) -> Memory:
+        watch.planned = plan(*args)
+        return watch.planned
+
+    def beginning(build: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(*args: Any) -> Any:
+            warm_up()
+            watch.begin()
+            return build(*args)
+
+        return begun
+
+    stopwatch.Stopwatch.__call__ = watched_clock
+    process.memory_of = planned
+    process.build_team = beginning(watch.wrapped(process.build_team, "load"))
+    Trainer._evaluate = watch.wrapped(Trainer._evaluate, "rollout")
+    Checkpoints.save = watch.wrapped(Checkpoints.save, "save")
+
+
+def warm_up() -> None:
+    """Let the libraries load and set up what they do at the first pass of a model."""
+    size = LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
+    )
+    ids = torch.arange(256)[None]
+    for dtype in (torch.float32, torch.bfloat16):
+        model = LlamaForCausalLM(size).to(dtype=dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        loss = checkpoint(lambda model=model: model(input_ids=ids).logits, use_reentrant=False)
+        loss.float().log_softmax(-1).sum().backward()
+        optimizer.step()
+
+
+def main() -> None:
+    out, overrides = Path(sys.argv[1]), sys.argv[2:]
+    watch = Watch()
+    watch_training(watch)
+    sys.argv = ["ippo-train", *overrides]
+    code = guarded(lambda: _with_hydra(overrides), overrides)
+    assert watch.planned is not None, "nothing was trained"
+    report = {
+        "phases": {phase: {"own": watch.own[phase], "mapped": watch.mapped[phase]} for phase in watch.own},
+        "before": watch.before,
+        "planned": dict(watch.planned.phases),
+        "certain": watch.planned.certain,
+        "host": watch.planned.host,
+        "torch": torch.__version__,
+    }
+    out.write_text(json.dumps(report, indent=1))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
