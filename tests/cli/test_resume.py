@@ -26,8 +26,6 @@ def written(overrides: tuple[str, ...]) -> str:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     """A maker of run folders below `outputs/default`, as a run leaves them."""
     monkeypatch.chdir(tmp_path)
-    for variable in ("IPPO_RUN_ID", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_CLUSTER_NAME"):
-        monkeypatch.delenv(variable, raising=False)
 
     def make(name: str, state: str, *overrides: str, saved: bool = True) -> Path:
         folder = tmp_path / "outputs" / "default" / name

@@ -19,10 +19,9 @@ SOURCE = Path(ippo_cli.__file__).parents[1]
 LIMIT_S = 400.0  # for anything that is waited for
 
 
-def run(*command: str, cwd: Path | None = None, **environment: str) -> str:
+def run(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
     """What a command says; it must not fail."""
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "IPPO_"))}
-    done = subprocess.run(command, cwd=cwd, env=ours | environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -41,15 +40,17 @@ class Cluster:
 
     config: Path
 
+    def environment(self) -> dict[str, str]:
+        """For commands that talk to this cluster, and for the jobs that they submit."""
+        return os.environ | {
+            "SLURM_CONF": str(self.config),
+            "IPPO_TRAIN": f"{sys.executable} -m ippo_cli.cli.train",
+            "PYTHONPATH": str(SOURCE),
+            "OMP_NUM_THREADS": "1",
+        }
+
     def run(self, *command: str, cwd: Path | None = None) -> str:
-        return run(
-            *command,
-            cwd=cwd,
-            SLURM_CONF=str(self.config),
-            IPPO_TRAIN=f"{sys.executable} -m ippo_cli.cli.train",
-            PYTHONPATH=str(SOURCE),
-            OMP_NUM_THREADS="1",
-        )
+        return run(*command, cwd=cwd, environment=self.environment())
 
     def submit(self, folder: Path, *arguments: str) -> int:
         """A new job's number; it runs in the folder, and its output is in `output` there."""
