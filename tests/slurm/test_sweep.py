@@ -62,7 +62,7 @@ def test_of_four_jobs_the_one_that_fails_is_named_and_is_the_only_one_to_run_aga
     (tmp_path / "broken").touch()
     said = ended(started(cluster, tmp_path, functions, "num_iterations=1"), 12)
     assert "3 of 4 jobs are done" in said
-    assert "job 3 of 4: reward.function=reward.py:bad: failed: " in " ".join(said.split())
+    assert f"job 3 of 4: reward.function={tmp_path}/reward.py:bad: failed: " in " ".join(said.split())
     assert [job["state"] for job in jobs(tmp_path)] == ["done", "done", "failed", "done"]
     metrics = sorted(tmp_path.glob("outputs/default/*/*/metrics.jsonl"))
     before = {file: file.stat().st_mtime_ns for file in metrics if file.parent.name != "3"}

@@ -116,9 +116,9 @@ def _wanted(folder: Path, now: Mapping[str, object], overrides: Sequence[str], j
     The runs of other jobs are left to them, as they may be waiting to be started again.
     """
     began_by, began_with = owner(folder)
-    if job is None or began_by != job:
-        return began_by == job and _fits(folder, now)
-    return _of_run(began_with) == _of_run(overrides)
+    if began_by != job:
+        return False
+    return _fits(folder, now) if job is None else _of_run(began_with) == _of_run(overrides)
 
 
 def _leave_done(folder: Path, job: str | None) -> NoReturn:

@@ -135,16 +135,23 @@ def may_requeue(environ: Mapping[str, str]) -> bool:
 
 def requeue(environ: Mapping[str, str]) -> bool:
     """Put this job back into SLURM's queue, which ends it; False where SLURM refuses."""
-    return _slurm("scontrol", "requeue", environ["SLURM_JOB_ID"])
+    return _slurm("scontrol", "requeue", environ["SLURM_JOB_ID"]) is not None
 
 
-def ask_to_leave(job: str) -> bool:
+def ask_to_leave(job: str) -> None:
     """Send SIGTERM to what a SLURM job runs, on whichever machine that is."""
-    return _slurm("scancel", "--signal=TERM", job)
+    _slurm("scancel", "--signal=TERM", job)
 
 
-def _slurm(*command: str) -> bool:
+def is_queued(job: str) -> bool:
+    """Whether a SLURM job runs, or waits to."""
+    return bool(_slurm("squeue", "--noheader", f"--jobs={job}"))
+
+
+def _slurm(*command: str) -> str | None:
+    """What one of SLURM's commands says; None where it fails."""
     try:
-        return subprocess.run(command, timeout=60).returncode == 0
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
+    return done.stdout if done.returncode == 0 else None
