@@ -62,7 +62,7 @@ class Run:
 
 def tables(runs: Sequence[Run]) -> list[str]:
     """Lines of Markdown."""
-    lines = [*_bounds(), ""]
+    lines = [*_bounds(), "", *_settings(), ""]
     if not runs:
         return [*lines, "Nothing is recorded yet."]
     return [*lines, *_scores(runs), "", *_aggregates(runs), "", *_claim(runs)]
@@ -105,12 +105,19 @@ def _bounds() -> list[str]:
     return lines
 
 
+def _settings() -> list[str]:
+    """What an algorithm's name stands for, beside what the scale and the task say."""
+    lines = ["| in these tables | what | as overrides |", "|---|---|---|"]
+    for name, one in ALGORITHMS.items():
+        lines.append(f"| `{name}` | {one.about} | `{' '.join(one.overrides)}`, buffer {one.buffer} |")
+    return lines
+
+
 def _scores(runs: Sequence[Run]) -> list[str]:
     names = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
-    seeds = sorted({run.seed for run in runs})
     lines = [
-        f"Held-out scores after training, normalised (0: random play, 1: the best), mean over seeds "
-        f"{' '.join(map(str, seeds))} (lowest to highest).",
+        "Held-out scores after training, normalised (0: random play, 1: the best): the mean over seeds (lowest to "
+        "highest) of the tasks that are recorded so far, or one seed's.",
         "",
         "| task | " + " | ".join(f"`{name}`" for name in names) + " |",
         "|---|" + "---|" * len(names),

@@ -157,12 +157,14 @@ def train(node: DictConfig, folder: Path | None) -> None:
 
 
 def _first_line(config: Config, folder: Path, processes: int) -> str:
+    from ippo_cli.config.schema import TeamKind
     from ippo_cli.config.text import LINE_WIDTH, listed, text_width
 
     parts = [
         f"{listed(list(config.task.agents))} on task={config.task.kind.value}",
         f"objective={config.algorithm.objective.value}",
         _critics(config),
+        *([] if config.team.kind is TeamKind.independent else [f"team={config.team.kind.value}"]),
         f"{processes} process{'es' if processes > 1 else ''}",
     ]
     from ippo_cli.training.folder import from_here

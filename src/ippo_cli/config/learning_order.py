@@ -30,7 +30,9 @@ def check_learning_order(config: Config) -> None:
         raise ConfigError("team.round_robin_every=null", "is needed by team.update_order=round_robin", "use 1")
     if order is not UpdateOrder.round_robin and every is not None:
         raise ConfigError(
-            f"team.round_robin_every={every}", f"would do nothing: team.update_order={order.value}", "use null"
+            f"team.round_robin_every={every}",
+            f"would do nothing: team.update_order={order.value}",
+            "set team.update_order=round_robin as well, or leave it out",
         )
     _check_correction(config)
     _check_partners(config)

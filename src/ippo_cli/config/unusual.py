@@ -100,13 +100,16 @@ def _warmups(settings: Settings) -> str | None:
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
         return f"algorithm.critic_warmup={warmup} is all of the {iterations} iterations: no actor is trained; lower it"
-    for name, agent in settings.config.task.agents.items():
-        if agent.actor.warmup_iterations >= iterations:
-            return (
-                f"actor.warmup_iterations={agent.actor.warmup_iterations} is all of the {iterations} iterations: "
-                f"{listed([name])} never reaches its learning rate; lower it"
-            )
-    return None
+    agents = settings.config.task.agents
+    slow = {name: agent.actor.warmup_iterations for name, agent in agents.items()}
+    slow = {name: given for name, given in slow.items() if given >= iterations}
+    if not slow:
+        return None
+    whose = f"{listed(list(slow))} never" if len(slow) < len(agents) else "no actor ever"
+    return (
+        f"actor.warmup_iterations={max(slow.values())} is all of the {iterations} iterations: "
+        f"{whose} reaches the learning rate; lower it"
+    )
 
 
 def _unused_template(settings: Settings) -> str | None:

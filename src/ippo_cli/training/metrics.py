@@ -14,7 +14,7 @@ OF_UPDATES = (
 # `<agent>`, `<turn>`, `<part>`, `<mode>` (sampled, greedy) and `<how>` (difference, counterfactual, leave_out) stand
 # for names; `<learner>` for the agent's, or for that of the group whose agents share their weights.
 METRICS: dict[str, str] = {
-    "iteration": "passes of the corridor that are done; the row of 0 is the evaluation before training",
+    "iteration": "iterations that are done; the row of 0 is the evaluation before training",
     "<agent>/score/mean": "mean score of the buffer after mixing, before the processor chain, of rows that have one; "
     "null where none has",
     "<agent>/score/std": "standard deviation of the same scores",
@@ -23,7 +23,7 @@ METRICS: dict[str, str] = {
     "<agent>/score/processed/std": "standard deviation of the same scores",
     "<agent>/score/failed_share": "share of rows without a usable reward; they are not trained on",
     "<agent>/score/part/<part>": "mean of a further number that the reward reports; null where no row has one",
-    "<agent>/rollout/response_length": "mean action tokens per response, the stop token included",
+    "<agent>/rollout/response_length": "mean action tokens per episode, of all turns, stop tokens included",
     "<agent>/rollout/truncated_share": "share of rows cut at a limit instead of ending by themselves: their last "
     "response, or their episode; of those in which the agent spoke",
     "<agent>/rollout/turns": "several turns: mean own turns per episode",
@@ -70,8 +70,8 @@ METRICS: dict[str, str] = {
     "<learner>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
     "<learner>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
     "<learner>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps",
-    "<learner>/policy/ratio": "mean probability ratio in the first epoch",
-    "<learner>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch",
+    "<learner>/policy/ratio": "mean probability ratio in the first epoch; 1 where that is one step",
+    "<learner>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch; approx_kl is of all epochs",
     "<learner>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: "
     "numerical noise",
     "<learner>/policy/clip_fraction": "share of tokens whose ratio lies outside the clip range",
@@ -114,7 +114,7 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
     "eval/<mode>/<agent>/score": "held-out score of one agent",
-    "eval/<mode>/<agent>/response_length": "mean action tokens per held-out response",
+    "eval/<mode>/<agent>/response_length": "mean action tokens of the agent per held-out episode",
     "eval/<mode>/<agent>/truncated_share": "share of held-out rows cut at a limit: their last response, or their "
     "episode; of those in which the agent spoke",
     "eval/<mode>/<agent>/turns": "several turns: mean own turns per held-out episode",

@@ -50,9 +50,7 @@ class TinyActorConfig(ActorConfig):
 class LoraActorConfig(LoraConfig, ActorConfig):
     """A LoRA adapter on a frozen causal language model."""
 
-    adapter: (
-        Name | None
-    )  # folder of an earlier adapter to start from, in PEFT's format; null = one that does nothing yet
+    adapter: Name | None  # folder of an earlier adapter to start from (PEFT's format); null = one that does nothing yet
 
 
 @dataclass
