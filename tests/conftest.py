@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+for variable in [name for name in os.environ if name.startswith("SLURM_") or name == "IPPO_RUN_ID"]:
+    del os.environ[variable]  # the tests may run as a job themselves, and are no part of it
 os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files

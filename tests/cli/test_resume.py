@@ -201,3 +201,59 @@ def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) ->
         continued([f"resume={folder}"])
     assert raised.value.exit_code == 14
     assert str(folder) in str(raised.value)
+
+
+@pytest.fixture
+def job_run(run: MakeRun) -> MakeRun:
+    """A maker of runs that jobs of a scheduler began."""
+
+    def make(name: str, state: str, job: str, *overrides: str) -> Path:
+        folder = run(name, state, *overrides)
+        (folder / "job.json").write_text(json.dumps({"job": f"slurm-{job}", "overrides": overrides}))
+        return folder
+
+    return make
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_own_run(
+    job_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = ["actor.learning_rate=1e-5"]
+    job_run("20250101-000000-aaaaaa", "done", "7", "actor.learning_rate=1e-4")
+    own = job_run("20250102-000000-aaaaaa", "preempted", "7", *typed)
+    job_run("20250103-000000-aaaaaa", "preempted", "7", "actor.learning_rate=3e-5")  # of another step of the job
+    job_run("20250104-000000-aaaaaa", "preempted", "8", *typed)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert continued([*typed, "resume=auto"]) == (typed, own)
+    assert continued(["resume=must", *typed]) == (typed, own)
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    assert continued([*typed, "resume=auto"]) == (typed, None)
+    with pytest.raises(ResumeError, match=r"^resume=must: no unfinished run that job slurm-9 began with these ov"):
+        continued([*typed, "resume=must"])
+
+
+def test_outside_of_jobs_auto_leaves_their_runs_to_them(job_run: MakeRun, run: MakeRun) -> None:
+    job_run("20250102-000000-aaaaaa", "preempted", "7")
+    assert continued(["resume=auto"])[1] is None
+    free = run("20250101-000000-aaaaaa", "preempted")
+    assert continued(["resume=auto"])[1] == free
+
+
+def test_a_run_of_no_job_is_not_taken_by_one(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("20250101-000000-aaaaaa", "preempted")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert continued(["resume=auto"])[1] is None
+
+
+def test_a_job_whose_run_is_done_has_nothing_left_to_do(
+    job_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job_run("20250101-000000-aaaaaa", "done", "7", "seed=3")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(SystemExit) as leaving:
+        continued(["resume=auto", "seed=3"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == (
+        f"{folder} is done, which job slurm-7 began with these overrides; resume=never begins another run\n"
+    ).replace(str(folder), str(folder.relative_to(folder.parents[2])))
+    assert continued(["resume=auto", "seed=4"])[1] is None

@@ -4,84 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from ippo_cli.engine import distributed
-from ippo_cli.engine.distributed import Ranks, first_host, meeting_point, ranks_from
-
-SRUN = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NODELIST": "gpu[004-005]",
-}
-TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
-
-
-def test_a_process_started_alone_is_rank_0_of_1() -> None:
-    assert ranks_from({}) == Ranks(rank=0, world_size=1, local_rank=0)
-
-
-def test_torchrun_names_the_ranks_also_inside_slurm() -> None:
-    assert ranks_from({**SRUN, **TORCHRUN}) == Ranks(rank=2, world_size=4, local_rank=0)
-
-
-def test_srun_names_the_ranks() -> None:
-    assert ranks_from(SRUN) == Ranks(rank=5, world_size=8, local_rank=1)
-
-
-def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
-    script = {key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"}
-    assert ranks_from(script).world_size == 1
-    assert ranks_from({**SRUN, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).world_size == 1
-
-
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK not set"),
-        ({**TORCHRUN, "RANK": "4"}, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=0 name no possible rank"),
-        ({key: value for key, value in SRUN.items() if key != "SLURM_LOCALID"}, "SLURM_LOCALID not set"),
-    ],
-)
-def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        ranks_from(environ)
-
-
-def test_ranks_meet_where_the_launcher_says() -> None:
-    assert meeting_point({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}) == ("head", 1234)
-
-
-def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> None:
-    address, port = meeting_point(SRUN)
-    assert address == "gpu004"
-    assert 20_000 <= port < 30_000
-    assert meeting_point({**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == (address, port)
-    assert meeting_point({**SRUN, "SLURM_STEP_ID": "1"})[1] != port
-
-
-def test_ranks_without_a_meeting_point_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="MASTER_ADDR and MASTER_PORT not set"):
-        meeting_point(TORCHRUN)
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("gpu004", "gpu004"),
-        ("gpu004,gpu005", "gpu004"),
-        ("gpu[004-006,9],cpu1", "gpu004"),
-        ("gpu[7,9]", "gpu7"),
-        ("rack[2-3]-node1", "rack2-node1"),
-        ("a-1.cluster.org", "a-1.cluster.org"),
-    ],
-)
-def test_the_first_machine_of_a_node_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
 
 
 def test_without_a_process_group_every_collective_is_an_identity() -> None:

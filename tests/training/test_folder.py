@@ -15,6 +15,7 @@ from ippo_cli.training.folder import (
     config_file,
     in_use,
     lock,
+    owner,
     read_state,
     refuse_other_world_size,
     reserve_folder,
@@ -61,6 +62,18 @@ def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
     assert packages["torch"]
     files = ["command.txt", "config.yaml", "env.json", "overrides.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_a_run_says_which_job_began_it_whoever_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert owner(tmp_path) == (None, [])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    start_files(tmp_path, "seed: 1\n", ["seed=1"], ["ippo-train"], resumed=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    start_files(tmp_path, "seed: 1\n", ["seed=1", "num_iterations=9"], ["ippo-train"], resumed=True)
+    assert owner(tmp_path) == ("slurm-7", ["seed=1"])
+    (tmp_path / "job.json").write_text("[]")
+    with pytest.raises(ResumeError, match=r"job\.json cannot be read"):
+        owner(tmp_path)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
+from ippo_cli.training.launch import _Ranks
+
 TWO = ["launch.processes=2", "deepspeed=zero2"]
 LONG = ["num_iterations=8", "evaluation.every=0", "checkpoint.every=5"]
 
@@ -47,6 +49,20 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
             return
         time.sleep(0.05)
     raise AssertionError("the run wrote no metrics")
+
+
+def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
+    ranks = _Ranks()
+    ranks.children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    ranks.forward(signal.SIGUSR1, None)
+    failure = ranks.wait()
+    assert failure is not None
+    assert (failure.exit_code, failure.asked, failure.killed) == (75, True, False)
+    ranks.children = [subprocess.Popen(["sleep", "60"])]
+    ranks.children[0].kill()
+    failure = ranks.wait()
+    assert failure is not None
+    assert (failure.exit_code, failure.asked, failure.killed) == (1, False, True)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
 from omegaconf import OmegaConf
 
@@ -13,7 +15,8 @@ from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
 from ippo_cli.config.schema import SamplingConfig
-from ippo_cli.training.folder import all_checkpoints, in_use, read_state, run_folders
+from ippo_cli.engine.launchers import job_id, ranks_from
+from ippo_cli.training.folder import all_checkpoints, from_here, in_use, owner, read_state, run_folders
 
 # Prefixes of what a run is: another value would be another run, or, from `deepspeed.` on, could not read its shards.
 FROZEN = (
@@ -93,12 +96,42 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
         return folder
     now = _composed(overrides)
     root = Path(str(now["output_dir"])) / str(now["name"])
+    job = job_id(os.environ)
     for folder in run_folders(root):
-        if read_state(folder) != "done" and not in_use(folder) and _saved(folder) and _fits(folder, now):
-            return folder.absolute()
+        done = read_state(folder) == "done"
+        if (job is None if done else in_use(folder) or not _saved(folder)) or not _wanted(folder, now, overrides, job):
+            continue
+        if done:
+            _leave_done(folder, job)
+        return folder.absolute()
     if wanted == "must":
-        raise ResumeError(f"resume=must: no unfinished run of this configuration below {root}; use resume=auto")
+        whose = "of this configuration" if job is None else f"that job {job} began with these overrides"
+        raise ResumeError(f"resume=must: no unfinished run {whose} below {root}; use resume=auto")
     return None
+
+
+def _wanted(folder: Path, now: Mapping[str, object], overrides: Sequence[str], job: str | None) -> bool:
+    """Whether a run is the one to go on with: outside of jobs of this configuration, in a job the one that it began.
+
+    The runs of other jobs are left to them, as they may be waiting to be started again.
+    """
+    began_by, began_with = owner(folder)
+    if began_by != job:
+        return False
+    return _fits(folder, now) if job is None else _of_run(began_with) == _of_run(overrides)
+
+
+def _leave_done(folder: Path, job: str | None) -> NoReturn:
+    """A job that was started again after its run was done has nothing left to do."""
+    if ranks_from(os.environ).rank == 0:
+        done = f"{from_here(folder.absolute())} is done, which job {job} began with these overrides"
+        print(f"{done}; resume=never begins another run", flush=True)
+    raise SystemExit(0)
+
+
+def _of_run(overrides: Sequence[str]) -> list[str]:
+    """Those of the overrides that a run keeps."""
+    return [text for text in overrides if not text.startswith(("-", "hydra.", "hydra/", "resume="))]
 
 
 def _saved(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,8 @@ from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.searchpath import SEARCH_PATH
+from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
-from ippo_cli.training.launch import external_world_size
 
 FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -272,7 +273,15 @@ class _Sweeping:
     def _run(self, folder: Path, rows: Sequence[Row] | None, to_run: Sequence[Row]) -> None:
         """Run these of the jobs, or those of a sweeper; then show the table and say how it ended."""
         total = None if rows is None else len(rows)
-        this = Sweep(folder, os.getpid(), tuple(sys.argv), tuple(self.folders), self.resumed is not None, total)
+        this = Sweep(
+            folder,
+            socket.gethostname(),
+            os.getpid(),
+            tuple(sys.argv),
+            tuple(self.folders),
+            self.resumed is not None,
+            total,
+        )
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
         error: str | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
+from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here, write_atomically
 
 FILE = "sweep.json"
@@ -37,6 +38,7 @@ class Row:
     wall_seconds: float = 0.0
     host: str | None = None  # of the process that runs the job
     pid: int | None = None
+    slurm: str | None = None  # the job that SLURM runs it as
 
 
 def reserve(folder: Path, *, chosen: bool) -> Path:
@@ -129,12 +131,13 @@ def note_run(row: Row, folder: Path) -> None:
 def begin(row: Row) -> None:
     """Say that this process runs the job now."""
     row.state, row.exit_code, row.error = "running", None, None
-    row.host, row.pid = socket.gethostname(), os.getpid()
+    row.host, row.pid, row.slurm = socket.gethostname(), os.getpid(), launchers.submitted_job(os.environ)
 
 
 def end(row: Row, state: str, exit_code: int | None, error: str | None) -> None:
     """Say how the job ended."""
-    row.state, row.exit_code, row.error, row.host, row.pid = state, exit_code, error, None, None
+    row.state, row.exit_code, row.error = state, exit_code, error
+    row.host = row.pid = row.slurm = None
 
 
 def swept(rows: Sequence[Row]) -> dict[int, str]:

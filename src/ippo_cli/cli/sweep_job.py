@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -25,10 +26,12 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.load import leaves, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
+from ippo_cli.engine import launchers
 from ippo_cli.training.folder import all_checkpoints, from_here, in_use, refuse_other_world_size, start_files
-from ippo_cli.training.launch import FORWARDED, RankFailure, external_world_size, run_ranks
+from ippo_cli.training.launch import FORWARDED, RankFailure, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
+OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # before a time limit: SIGTERM comes from who wants the job to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Sweep:
     """What a job must know of its sweep."""
 
     folder: Path
-    process: int  # the id of the sweep's own process
+    host: str  # where the sweep's own process is
+    process: int  # and its id
     command: tuple[str, ...]
     folders: tuple[str, ...]  # overrides that add folders of options
     resumed: bool
@@ -50,9 +54,14 @@ def run_job(this: Sweep, node: DictConfig) -> float:
     rows = rows_of(this.folder)
     row = next((row for row in rows if row.folder == subdir), Row(int(hydra.job.num), texts, subdir))
     folder = this.folder / subdir
-    here = os.getpid() == this.process
+    here = (socket.gethostname(), os.getpid()) == (this.host, this.process)
     if (this.folder / LEAVING).exists():
         return float("nan")
+    if sweep_folder.is_done(folder):  # since this job was put into a scheduler's queue
+        with changed(this.folder, row.job) as kept:
+            sweep_folder.end(kept, "done", 0, None)
+            sweep_folder.note_run(kept, folder)
+        return _last_score(kept)
     own = sweep_folder.swept(rows).get(row.job) or " ".join(texts)
     name = f"job {row.job} of {this.total}" if this.total else f"job {row.job}"
     tag = f"[{row.job}/{this.total}]" if this.total else f"[{row.job}]"
@@ -70,28 +79,38 @@ def run_job(this: Sweep, node: DictConfig) -> float:
             state, error = "preempted", None
         if left_by is not None and code != 0:
             code = INTERRUPTED if left_by == signal.SIGINT else Preempted.exit_code
+        requeues = code == Preempted.exit_code and left_by in OF_SCHEDULERS and launchers.may_requeue(os.environ)
         with changed(this.folder, row.job) as kept:
-            sweep_folder.end(kept, state, code, error)
+            sweep_folder.end(kept, "waiting" if requeues else state, code, error)
             sweep_folder.note_run(kept, folder)
         if error is not None:
             print(block(f"ippo: {name}: {own}: {error}"), file=sys.stderr, flush=True)
+    if requeues:
+        if launchers.requeue(os.environ):
+            raise SystemExit(code)  # without a result, as the launcher waits for the next attempt's
+        with changed(this.folder, row.job) as kept:
+            sweep_folder.end(kept, state, code, "its job could not be put back into the queue")
     if here and (left_by is not None or code in LEFT):
         number = left_by or (signal.SIGINT if code == INTERRUPTED else signal.SIGTERM)
         (this.folder / LEAVING).write_text(str(int(number)))
-    return kept.score.get("last", {}).get("score", float("nan"))
+    return _last_score(kept)
+
+
+def _last_score(row: Row) -> float:
+    return row.score.get("last", {}).get("score", float("nan"))
 
 
 def _train(this: Sweep, node: DictConfig, folder: Path, texts: Sequence[str], asked: _Asked) -> None:
     plain = resolve(node)
     config = typed(plain)
     check(config, config.launch.processes)
-    if external_world_size() is not None:
+    if launchers.external_world_size() is not None:
         raise ConfigError(
             "hydra.launcher",
             "starts several tasks for a job, which starts its ranks itself",
             "use one task per job, and launch.processes=N",
         )
-    resumed = this.resumed and bool(all_checkpoints(folder / "checkpoints"))
+    resumed = (this.resumed or launchers.restarts(os.environ) > 0) and bool(all_checkpoints(folder / "checkpoints"))
     if resumed:
         refuse_resume(folder, plain, config)
         for change in changes(folder, dict(leaves(plain))):
@@ -138,6 +157,8 @@ def _outcome(train: Callable[[], None], folder: Path) -> tuple[str, int, str | N
 def _set_aside(folder: Path) -> None:
     """What an attempt without a checkpoint left is kept, under another name."""
     if folder.is_dir() and any(folder.iterdir()):
+        if in_use(folder):
+            raise ResumeError(f"{folder} is in use by another process")
         number = 1
         while (aside := folder.with_name(f"{folder.name}.attempt-{number}")).exists():
             number += 1

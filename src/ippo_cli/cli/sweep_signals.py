@@ -11,11 +11,14 @@ from types import FrameType
 from typing import Any
 
 from ippo_cli.cli.sweep_folder import LEAVING, rows_of
+from ippo_cli.engine import launchers
 from ippo_cli.training.launch import FORWARDED
 
 
 class SignalForwarding:
     """Passes signals that ask to leave on to jobs in a launcher's processes, and keeps others from beginning.
+
+    Jobs of SLURM get SIGTERM: after another one they would put themselves back into the queue.
 
     A job in this process has taken the signals over while its ranks are there.
     """
@@ -39,7 +42,11 @@ class SignalForwarding:
         self._asked = number
         (self._folder / LEAVING).write_text(str(number))
         for row in rows_of(self._folder):
-            if row.state == "running" and row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
+            if row.state != "running":
+                continue
+            if row.slurm is not None:
+                launchers.ask_to_leave(row.slurm)
+            elif row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
                 with suppress(ProcessLookupError, PermissionError):
                     if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
                         os.kill(row.pid, number)

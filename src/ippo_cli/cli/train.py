@@ -110,8 +110,9 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.text import cut
+    from ippo_cli.engine.launchers import external_world_size
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
-    from ippo_cli.training.launch import external_world_size, run_ranks
+    from ippo_cli.training.launch import run_ranks
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,68 +20,16 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
+from ippo_cli.engine.launchers import Ranks, meeting_point, ranks_from
 
 T = TypeVar("T")
 SCATTERED_AT_ONCE = 1 << 20  # elements, of all ranks together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """Where this process stands: `rank` of `world_size`, and `local_rank` within its machine."""
-
-    rank: int
-    world_size: int
-    local_rank: int
 
 
 _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
 _store: Any = None  # of the training that runs now
 _trainings = 0  # keys of one training must not be found by the next in the same store
 _timeout = timedelta(seconds=1800)
-
-
-def ranks_from(environ: Mapping[str, str]) -> Ranks:
-    """The ranks that torchrun's variables name, else those of srun, else one process alone.
-
-    SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
-    single task that starts its own ranks. Raises RuntimeError for an incomplete or impossible set.
-    """
-    if "RANK" in environ:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    elif "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS", "1")) > 1:
-        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-    else:
-        return Ranks(rank=0, world_size=1, local_rank=0)
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise RuntimeError(f"{', '.join(missing)} not set; {', '.join(names)} must be set together by the launcher")
-    rank, world_size, local_rank = (int(environ[name]) for name in names)
-    if not 0 <= rank < world_size or local_rank < 0:
-        raise RuntimeError(f"{names[0]}={rank} {names[1]}={world_size} {names[2]}={local_rank} name no possible rank")
-    return Ranks(rank=rank, world_size=world_size, local_rank=local_rank)
-
-
-def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Address and port where the ranks meet: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
-
-    The port that srun's ranks agree on without a word is made from the job and step id.
-    """
-    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
-        return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    if "SLURM_STEP_NODELIST" not in environ:
-        raise RuntimeError("MASTER_ADDR and MASTER_PORT not set; the launcher must say where several ranks meet")
-    step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-    address = environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
-    return address, int(environ.get("MASTER_PORT", 20_000 + zlib.crc32(step.encode()) % 10_000))
-
-
-def first_host(nodelist: str) -> str:
-    """The first machine of a SLURM node list: `gpu[004-006,9],cpu1` -> `gpu004`."""
-    match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\])?([^\[,]*)", nodelist)
-    if match is None:
-        raise RuntimeError(f"SLURM_STEP_NODELIST={nodelist!r} names no machine")
-    prefix, number, suffix = match.groups()
-    return prefix + (number or "") + suffix
 
 
 def init(*, device: str, timeout_s: float) -> Ranks:

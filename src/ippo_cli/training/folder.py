@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from ippo_cli.config.errors import ResumeError, StorageError, storing
+from ippo_cli.engine.launchers import job_id
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
 MANIFEST = "manifest.json"
+JOB_FILE = "job.json"
 NEXT = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
 LISTING_S = 15.0  # how long a file system may take to show one rank what another one has written
 CHECKPOINT_NAME = re.compile(r"step_\d+")
@@ -101,6 +103,19 @@ def start_files(
         with (folder / "command.txt").open("a") as file:
             file.write(shlex.join(command) + "\n")
         write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
+        if not resumed and (job := job_id(os.environ)) is not None:
+            write_atomically(folder / JOB_FILE, json.dumps({"job": job, "overrides": list(overrides)}, indent=1) + "\n")
+
+
+def owner(folder: Path) -> tuple[str | None, list[str]]:
+    """The job that began the run, and with which overrides; None where that was no job of a scheduler."""
+    try:
+        known = json.loads((folder / JOB_FILE).read_text())
+        return str(known["job"]), [str(text) for text in known["overrides"]]
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{folder / JOB_FILE} cannot be read ({error})") from error
 
 
 def config_file(folder: Path, *, resumed: bool) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from ippo_cli.config.errors import IppoError, ResumeError
+from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
 
@@ -32,13 +33,15 @@ LIKELY_REASONS: dict[int, str] = {
 class RankFailure(IppoError):
     """A rank ended with an error; its exit code is the run's."""
 
-    def __init__(self, rank: int, code: int) -> None:
-        if code < 0:
+    def __init__(self, rank: int, code: int, *, asked: bool = False) -> None:
+        if asked:
+            code, message = PREEMPTED, f"asked to leave before rank {rank} had begun"
+        elif code < 0:
             message = f"rank {rank} {death(code)}"
         else:
             message = f"rank {rank} was the first to end, with exit code {code}; the reason stands above"
         super().__init__(message)
-        self.killed = code < 0
+        self.asked, self.killed = asked, code < 0
         self.exit_code = code if code > 0 else 1
 
 
@@ -48,15 +51,6 @@ def death(code: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     reason = LIKELY_REASONS.get(number)
     return f"was killed by {name}" + (f" ({reason})" if reason else "")
-
-
-def external_world_size() -> int | None:
-    """How many ranks torchrun, the deepspeed launcher or srun started this process among; None if none of them did."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    if "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        return int(os.environ["SLURM_NTASKS"])
-    return None
 
 
 def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
@@ -72,13 +66,13 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
             ranks.kill()
     if failure is not None:
         with suppress(ResumeError):  # it may have ended before it had a state
-            if failure.killed or read_state(folder) == "running":
+            if failure.killed or (read_state(folder) == "running" and not failure.asked):
                 mark_failed(folder, str(failure))  # rank 0 could not, or saw no more than that somebody was gone
         raise failure
 
 
 def _start(folder: Path, rank: int, processes: int, port: int, *, resumed: bool) -> subprocess.Popen[bytes]:
-    threads = os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(cores_per_rank(os.environ, processes)))
     environment = os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -97,10 +91,12 @@ class _Ranks:
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[bytes]] = []
+        self._passed_on: set[int] = set()
         self._interrupts = 0
         self._deadline = float("inf")
 
     def forward(self, number: int, _: FrameType | None) -> None:
+        self._passed_on.add(number)
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:  # no rank saves then, and one may wait for another that has left
             self._deadline = min(self._deadline, time.monotonic() + INSISTED_GRACE_S)
@@ -119,7 +115,7 @@ class _Ranks:
                 failure = RankFailure(0, INTERRUPTED)  # no rank could hear the second Ctrl-C
         if failure is not None and failure.killed:
             print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
-        if failure is not None and failure.exit_code not in (PREEMPTED, INTERRUPTED):
+        if failure is not None and (failure.asked or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
             self._deadline = time.monotonic() + GRACE_S  # ranks that saved together need none
         while not self._all_ended() and time.monotonic() < self._deadline:
             time.sleep(POLL_S)
@@ -140,7 +136,11 @@ class _Ranks:
         """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
         codes = {rank: child.poll() for rank, child in enumerate(self.children)}
         failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
-        return RankFailure(*min(failed)[1:]) if failed else None
+        if not failed:
+            return None
+        _, rank, code = min(failed)
+        # What is passed on kills a rank that has not begun.
+        return RankFailure(rank, code, asked=-code in self._passed_on - {signal.SIGINT})
 
 
 def _free_port() -> int:

@@ -14,12 +14,12 @@ from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, WorldConfig
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
+from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import too_long
-from ippo_cli.training.launch import external_world_size
 from ippo_cli.training.memory import GIB, Memory
 from ippo_cli.training.plan_fit import what_fits
 from ippo_cli.training.plan_time import iteration_seconds, measured_speed, stated_speed
@@ -84,7 +84,7 @@ def show_plan(config: Config) -> None:
 
 def _ranks_here(outside: int | None, ranks: int) -> int:
     """How many of the ranks share this machine: all that are started here; of others what their launcher says."""
-    return ranks if outside is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return ranks if outside is None else local_world_size(os.environ) or 1
 
 
 def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ranks: int) -> None:

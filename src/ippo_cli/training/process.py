@@ -30,6 +30,7 @@ from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightE
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
+from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.moments import ScoreMoments
@@ -75,6 +76,7 @@ def run_training(
     """
     device = prepare_process(config)
     try:
+        distributed.same_everywhere(device.type, "device")
         distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
         folder = _agreed_folder(config, folder, start)
         with ExitStack() as held:
@@ -326,7 +328,7 @@ def prepare_process(config: Config) -> torch.device:
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
     device = distributed.device_of(kind, ranks)
     if kind == "cpu":
-        torch.set_num_threads(config.launch.threads or max((os.cpu_count() or 1) // ranks.world_size, 1))
+        torch.set_num_threads(config.launch.threads or cores_per_rank(os.environ, ranks.world_size))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # costs time, and nothing reads it
     disable_progress_bar()  # one bar per saved shard would drown the run's own display

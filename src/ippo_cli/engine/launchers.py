@@ -1,0 +1,157 @@
+"""What launchers and schedulers say, in environment variables, to the processes that they start. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Where this process stands: `rank` of `world_size`, and `local_rank` within its machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def external_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks torchrun, the deepspeed launcher or srun started this process among; None if none of them did."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return int(environ["WORLD_SIZE"])
+    return _srun_tasks(environ)
+
+
+def _srun_tasks(environ: Mapping[str, str]) -> int | None:
+    """The tasks of the step that this process is one of; None outside of steps, and in those of one task.
+
+    SLURM_NTASKS is no answer: a batch script sees the job's, and so does the shell that salloc opens, which may be a
+    step of its own.
+    """
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_STEP_ID" in environ else 1
+    return tasks if tasks > 1 else None
+
+
+def ranks_from(environ: Mapping[str, str]) -> Ranks:
+    """The ranks that torchrun's variables name, else those of srun, else one process alone.
+
+    SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
+    single task that starts its own ranks. Raises RuntimeError for an incomplete or impossible set.
+    """
+    if "RANK" in environ:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    elif _srun_tasks(environ) is not None:
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    else:
+        return Ranks(rank=0, world_size=1, local_rank=0)
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise RuntimeError(f"{', '.join(missing)} not set; {', '.join(names)} must be set together by the launcher")
+    rank, world_size, local_rank = (int(environ[name]) for name in names)
+    if not 0 <= rank < world_size or local_rank < 0:
+        raise RuntimeError(f"{names[0]}={rank} {names[1]}={world_size} {names[2]}={local_rank} name no possible rank")
+    return Ranks(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def local_world_size(environ: Mapping[str, str]) -> int | None:
+    """How many of the ranks share this process's machine; None where the launcher does not say."""
+    if "RANK" in environ:
+        return int(environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in environ else None
+    if _srun_tasks(environ) is None or not {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"} <= environ.keys():
+        return None
+    node = int(environ["SLURM_NODEID"])
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"]):  # 8(x3),4
+        node -= int(nodes or 1)
+        if node < 0:
+            return int(tasks)
+    return None
+
+
+def cores_per_rank(environ: Mapping[str, str], world_size: int) -> int:
+    """Processor cores for each rank: those that srun gave its task, or the machine's, divided by the ranks there."""
+    given = environ.get("SLURM_CPUS_PER_TASK") if "SLURM_STEP_ID" in environ else None
+    if given is not None and "RANK" not in environ and _srun_tasks(environ) is not None:
+        return int(given)  # one rank a task
+    cores = (os.cpu_count() or 1) if given is None else int(given)
+    return max(cores // (local_world_size(environ) or world_size), 1)
+
+
+def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Address and port where the ranks meet: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
+
+    The port that srun's ranks agree on without a word is made from the job and step id.
+    """
+    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    if "SLURM_STEP_NODELIST" not in environ:
+        raise RuntimeError("MASTER_ADDR and MASTER_PORT not set; the launcher must say where several ranks meet")
+    step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    address = environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
+    return address, int(environ.get("MASTER_PORT", 20_000 + zlib.crc32(step.encode()) % 10_000))
+
+
+def first_host(nodelist: str) -> str:
+    """The first machine of a SLURM node list: `gpu[004-006,9],cpu1` -> `gpu004`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\])?([^\[,]*)", nodelist)
+    if match is None:
+        raise RuntimeError(f"SLURM_STEP_NODELIST={nodelist!r} names no machine")
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + suffix
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """What stays the same when a job is started again: $IPPO_RUN_ID, or the job that SLURM runs; None outside of both.
+
+    Of an array each task is a job of its own.
+    """
+    if environ.get("IPPO_RUN_ID"):
+        return environ["IPPO_RUN_ID"]
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    job = environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}-{job}"
+
+
+def submitted_job(environ: Mapping[str, str]) -> str | None:
+    """The SLURM job that submitit runs this process as, whose function it calls anew when the job is started again."""
+    return environ.get("SLURM_JOB_ID") if environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
+
+
+def restarts(environ: Mapping[str, str]) -> int:
+    """How often SLURM has started this job again."""
+    return int(environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def may_requeue(environ: Mapping[str, str]) -> bool:
+    """Whether this job is to be put back into SLURM's queue when it has saved. Batch scripts do it themselves."""
+    return submitted_job(environ) is not None and restarts(environ) < int(environ.get("IPPO_MAX_REQUEUES", "100"))
+
+
+def requeue(environ: Mapping[str, str]) -> bool:
+    """Put this job back into SLURM's queue, which ends it; False where SLURM refuses."""
+    return _slurm("scontrol", "requeue", environ["SLURM_JOB_ID"]) is not None
+
+
+def ask_to_leave(job: str) -> None:
+    """Send SIGTERM to what a SLURM job runs, on whichever machine that is."""
+    _slurm("scancel", "--signal=TERM", job)
+
+
+def is_queued(job: str) -> bool:
+    """Whether a SLURM job runs, or waits to."""
+    return bool(_slurm("squeue", "--noheader", f"--jobs={job}"))
+
+
+def _slurm(*command: str) -> str | None:
+    """What one of SLURM's commands says; None where it fails."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

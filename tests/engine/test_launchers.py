@@ -1,0 +1,144 @@
+"""Ranks, machines and jobs as every launcher names them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ippo_cli.engine.launchers import (
+    Ranks,
+    cores_per_rank,
+    external_world_size,
+    first_host,
+    job_id,
+    local_world_size,
+    meeting_point,
+    ranks_from,
+)
+
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[004-005]",
+}
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+
+
+def test_a_process_started_alone_is_rank_0_of_1() -> None:
+    assert ranks_from({}) == Ranks(rank=0, world_size=1, local_rank=0)
+
+
+def test_torchrun_names_the_ranks_also_inside_slurm() -> None:
+    assert ranks_from({**SRUN, **TORCHRUN}) == Ranks(rank=2, world_size=4, local_rank=0)
+
+
+def test_srun_names_the_ranks() -> None:
+    assert ranks_from(SRUN) == Ranks(rank=5, world_size=8, local_rank=1)
+
+
+def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
+    script = {key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"}
+    assert ranks_from(script).world_size == 1
+    assert ranks_from({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}).world_size == 1
+    assert external_world_size(script) is None
+    assert external_world_size(SRUN) == 8
+
+
+def test_the_shell_that_salloc_opens_is_no_rank_though_its_job_has_several_tasks() -> None:
+    shell = {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    assert external_world_size(shell) is None
+    assert ranks_from(shell).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),5,1", "SLURM_NODEID": "3"}, 5),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3),5,1", "SLURM_NODEID": "2"}, 2),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, 2),
+        (TORCHRUN, None),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+    ],
+)
+def test_the_ranks_of_one_machine(more: dict[str, str], expected: int | None) -> None:
+    assert local_world_size({**SRUN, **more}) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 16),  # of 64, shared by 4
+        ({"SLURM_CPUS_PER_TASK": "6"}, 6),
+        ({"SLURM_CPUS_PER_TASK": "32", **TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, 4),  # torchrun within one task
+        ({"SLURM_CPUS_PER_TASK": "32", "SLURM_STEP_NUM_TASKS": "1"}, 8),  # a task that starts 4 ranks
+        (TORCHRUN, 16),
+    ],
+)
+def test_a_rank_has_the_cores_of_its_task(more: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert cores_per_rank({**SRUN, **more}, world_size=4) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "77"}, "slurm-77"),
+        ({"SLURM_JOB_ID": "77", "SLURM_CLUSTER_NAME": "big"}, "big-77"),
+        ({"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}, "slurm-77_3"),
+        ({"SLURM_JOB_ID": "77", "IPPO_RUN_ID": "mine"}, "mine"),
+    ],
+)
+def test_a_job_has_one_name_however_often_it_is_started(environ: dict[str, str], expected: str | None) -> None:
+    assert job_id(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK not set"),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=0 name no possible rank"),
+        ({key: value for key, value in SRUN.items() if key != "SLURM_LOCALID"}, "SLURM_LOCALID not set"),
+    ],
+)
+def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        ranks_from(environ)
+
+
+def test_ranks_meet_where_the_launcher_says() -> None:
+    assert meeting_point({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}) == ("head", 1234)
+
+
+def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> None:
+    address, port = meeting_point(SRUN)
+    assert address == "gpu004"
+    assert 20_000 <= port < 30_000
+    assert meeting_point({**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == (address, port)
+    assert meeting_point({**SRUN, "SLURM_STEP_ID": "1"})[1] != port
+
+
+def test_ranks_without_a_meeting_point_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="MASTER_ADDR and MASTER_PORT not set"):
+        meeting_point(TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("gpu004", "gpu004"),
+        ("gpu004,gpu005", "gpu004"),
+        ("gpu[004-006,9],cpu1", "gpu004"),
+        ("gpu[7,9]", "gpu7"),
+        ("rack[2-3]-node1", "rack2-node1"),
+        ("a-1.cluster.org", "a-1.cluster.org"),
+    ],
+)
+def test_the_first_machine_of_a_node_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host

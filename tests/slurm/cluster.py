@@ -1,0 +1,73 @@
+"""Jobs of a SLURM cluster on this machine: submitting them, asking for their state, waiting for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ippo_cli
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "slurm"
+SOURCE = Path(ippo_cli.__file__).parents[1]
+LIMIT_S = 400.0  # for anything that is waited for
+
+
+def run(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
+    """What a command says; it must not fail."""
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def until(found: Callable[[], bool], told: Callable[[], str]) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + LIMIT_S
+    while not found():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs, by its configuration."""
+
+    config: Path
+
+    def environment(self) -> dict[str, str]:
+        """For commands that talk to this cluster, and for the jobs that they submit."""
+        return os.environ | {
+            "SLURM_CONF": str(self.config),
+            "IPPO_TRAIN": f"{sys.executable} -m ippo_cli.cli.train",
+            "PYTHONPATH": str(SOURCE),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, *command: str, cwd: Path | None = None) -> str:
+        return run(*command, cwd=cwd, environment=self.environment())
+
+    def submit(self, folder: Path, *arguments: str) -> int:
+        """A new job's number; it runs in the folder, and its output is in `output` there."""
+        folder.mkdir(exist_ok=True)
+        said = self.run("sbatch", "--parsable", f"--output={folder}/output", *arguments, cwd=folder)
+        return int(said)
+
+    def fields(self, job: int) -> dict[str, str]:
+        return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", str(job))))
+
+    def state(self, job: int) -> str:
+        return self.fields(job)["JobState"]
+
+    def wait_for(self, job: int, *states: str, output: Path) -> None:
+        """Wait until a job is in one of these states."""
+
+        def told() -> str:
+            return f"{self.fields(job)}\n{output.read_text() if output.exists() else ''}"
+
+        until(lambda: self.state(job) in states, told)

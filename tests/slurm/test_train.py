@@ -1,0 +1,96 @@
+"""`scripts/slurm/train.sbatch` on two nodes: one run of two ranks, saved and put back into the queue when asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from cluster import SCRIPTS, Cluster, until
+from small import SMALL, final_weights, rows
+
+TWO_NODES = ("--nodes=2", "--cpus-per-task=1", str(SCRIPTS / "train.sbatch"))
+REWARD = '''
+import os, random, time
+
+def reward(examples, responses):
+    """Depends on the global random stream, which must be restored; takes its time while `slow` is there."""
+    time.sleep(0.5 * os.path.exists("slow"))
+    alike = [len(set(low) & set(row["low"])) for low, row in zip(responses["low"], examples)]
+    return {"team": [count + 0.1 * random.random() for count in alike]}
+'''
+JOB = (
+    *SMALL,
+    "num_iterations=6",
+    "evaluation.every=0",
+    "checkpoint.every=4",
+    "deepspeed=zero2",
+    "reward=function",
+    "reward.function=reward.py:reward",
+)
+
+
+def submitted(cluster: Cluster, folder: Path, *, slow: bool) -> int:
+    folder.mkdir()
+    (folder / "reward.py").write_text(REWARD)
+    if slow:
+        (folder / "slow").touch()
+    return cluster.submit(folder, *TWO_NODES, *JOB)
+
+
+def only_run(folder: Path) -> Path:
+    [run] = folder.glob("outputs/default/*/")
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("slurm") / "whole"
+    job = submitted(cluster, folder, slow=False)
+    cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", output=folder / "output")
+    assert cluster.fields(job)["ExitCode"] == "0:0", (folder / "output").read_text()
+    return folder
+
+
+@pytest.mark.slow
+def test_a_job_on_two_nodes_makes_one_run_of_two_ranks(whole: Path) -> None:
+    run = only_run(whole)
+    assert json.loads((run / "run.json").read_text())["state"] == "done"
+    assert [row["iteration"] for row in rows(run)] == list(range(7))
+    manifest = json.loads((run / "checkpoints" / "step_00000006" / "manifest.json").read_text())
+    assert "rng_rank_1.json" in manifest["files"]
+    assert (whole / "output").read_text().count("2 processes") == 1
+
+
+@pytest.mark.slow
+def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on_to_the_byte(
+    cluster: Cluster, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "asked"
+    job = submitted(cluster, folder, slow=True)
+    output = folder / "output"
+
+    def begun() -> bool:
+        return any(len(file.read_text().splitlines()) >= 3 for file in folder.glob("outputs/default/*/metrics.jsonl"))
+
+    until(begun, lambda: output.read_text() if output.exists() else str(cluster.fields(job)))
+    cluster.run("scancel", "--signal=USR1", str(job))
+    cluster.wait_for(job, "PENDING", "COMPLETED", "FAILED", "CANCELLED", output=output)
+    said = output.read_text()
+    assert cluster.fields(job)["Restarts"] == "1", said
+    run = only_run(folder)
+    assert json.loads((run / "run.json").read_text())["state"] == "preempted"
+    assert 2 < len(rows(run)) < 7
+    assert "asked to leave, and queued again" in said
+    (folder / "slow").unlink()
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # SLURM lets it wait two minutes
+    cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", output=output)
+    assert cluster.state(job) == "COMPLETED", output.read_text()
+    assert only_run(folder) == run
+    assert output.read_text().startswith(said)  # it is appended to
+    assert f"resumed from {run}" in output.read_text()
+    assert rows(run) == rows(only_run(whole))
+    expected, found = final_weights(only_run(whole)), final_weights(run)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
