@@ -19,8 +19,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
+# `survival`: runs that are stopped, killed and gone on with;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
-for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
+for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked

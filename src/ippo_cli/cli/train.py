@@ -109,6 +109,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.text import cut
+    from ippo_cli.training.faults import arm, fault_point
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import external_world_size, run_ranks
 
@@ -119,6 +120,8 @@ def train(node: DictConfig, folder: Path | None) -> None:
     config = typed(plain)
     outside = external_world_size()
     check(config, outside or config.launch.processes)
+    arm(config.debug_faults, int(os.environ.get("RANK", "0")))
+    fault_point("compose")
     settle_hub(config)
     if config.mode is Mode.plan:
         from ippo_cli.training.plan import show_plan

@@ -43,6 +43,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
+from ippo_cli.training.faults import arm, fault_point
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
@@ -74,6 +75,7 @@ def run_training(
     somebody else agree on one folder this way.
     """
     device = prepare_process(config)
+    arm(config.debug_faults, distributed.rank())
     try:
         distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
         folder = _agreed_folder(config, folder, start)
@@ -171,6 +173,7 @@ def build_trainer(
     checkpoint = checkpoints.newest() if resumed else None
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
+    fault_point("init")
     partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
@@ -284,6 +287,7 @@ def _generator(
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
+        fault_point("generate")
         preemption.poll()
 
     sampling = sampling_settings(config.task)

@@ -35,6 +35,7 @@ class RunConfig:
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
     deterministic: bool  # bitwise repeatable operations where PyTorch has them
+    debug_faults: list[str]  # for tests alone: POINT:KIND[:TIME[:RANK]] goes wrong on purpose (docs/reliability.md)
 
 
 class CheckpointWeights(str, Enum):
@@ -46,7 +47,10 @@ class CheckpointWeights(str, Enum):
 class CheckpointConfig:
     """When runs are saved, and what is kept."""
 
-    every: NonNegativeInt  # iterations between checkpoints; 0 = at the end only
+    every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
+    every_seconds: (
+        PositiveFloat | None
+    )  # also after the first iteration that ends so long after the last one; null = no
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
