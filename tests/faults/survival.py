@@ -108,52 +108,40 @@ def kill_something(job: Any, chance: random.Random) -> None:
     assert job.exitcode is not None, "a job one of whose ranks was killed did not end"
 
 
-def unfinished(root: Path) -> Path | None:
-    """The run that the next job goes on with."""
-    folders = [path.parent for path in root.glob("default/*/run.json")]
-    there = [folder for folder in folders if read_state(folder) != "done" and all_checkpoints(folder / "checkpoints")]
-    return max(there, default=None)
-
-
 def inspect(root: Path, tally: Tally) -> None:
     """What a kill has left: every published checkpoint must be intact."""
     tally.kills += 1
-    for folder in (path.parent for path in root.glob("default/*/config.yaml")):
+    folders = sorted((path.parent for path in root.glob("default/*/run.json")), key=lambda path: path.stat().st_ctime)
+    for folder in folders:
         there = all_checkpoints(folder / "checkpoints")
         tally.unusable += [f"{path}: {damage}" for path in there if (damage := damaged(path)) is not None]
-        if (folder / "run.json").is_file() and read_state(folder) != "done":
-            tally.in_save += any((folder / "checkpoints").glob("*.tmp"))
-            reached = rows(folder)[-1]["iteration"] if (folder / "metrics.jsonl").is_file() and rows(folder) else 0
-            saved = int(there[-1].name.partition("_")[2]) if there else 0
-            tally.lost.append(max(0, reached - saved))
+    if folders and read_state(folders[-1]) != "done":
+        there = all_checkpoints(folders[-1] / "checkpoints")
+        tally.in_save += any((folders[-1] / "checkpoints").glob("*.tmp"))
+        written = folders[-1] / "metrics.jsonl"
+        logged = written.read_text().count("\n") - 1 if written.is_file() else 0  # the first row is of no iteration
+        saved = int(there[-1].name.partition("_")[2]) if there else 0
+        tally.lost.append(max(0, logged - saved))
 
 
 def killed_until_done(
     root: Path, expected: Any, *overrides: str, delays: Iterator[float], chance: random.Random, tally: Tally
 ) -> None:
-    """One run, killed after each delay and started again, until it is done or there are no more delays."""
-    before = set(root.glob("default/*"))
-    for delay in delays:
-        job = start_job(root, *overrides)
-        job.join(delay)
-        if job.exitcode is None:
-            kill_something(job, chance)
-            inspect(root, tally)
-        elif _finished(root, expected, job.exitcode, before, tally):
-            return
-    job = start_job(root, *overrides)
-    _finished(root, expected, ended(job), before, tally)
-
-
-def _finished(root: Path, expected: Any, code: int | None, before: set[Path], tally: Tally) -> bool:
-    done = [folder for folder in set(root.glob("default/*")) - before if (folder / "run.json").is_file()]
-    done = [folder for folder in done if read_state(folder) == "done"]
-    if code != 0 or len(done) != 1:
-        tally.differing.append(f"exit code {code}: {(root / 'errors').read_text()[-400:]}")
-    elif fingerprint(done[0]) != expected:
-        tally.differing.append(str(done[0]))
+    """One run, killed after each delay and started again, until it is done; without more delays it is left alone."""
+    while True:
+        job, delay = start_job(root, *overrides), next(delays, None)
+        job.join(600 if delay is None else delay)
+        if job.exitcode is not None:
+            break
+        assert delay is not None, "the job hung"
+        kill_something(job, chance)
+        inspect(root, tally)
     tally.runs += 1
-    return True
+    done = [path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "done"]
+    if job.exitcode != 0 or len(done) != 1:
+        tally.differing.append(f"exit code {job.exitcode}: {(root / 'errors').read_text()[-400:]}")
+    elif fingerprint(done[0]) != expected:
+        tally.differing.append(f"{done[0]} ended otherwise")
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -212,7 +212,7 @@ def _pinned_weights(
 
     def progress(name: str, step: int, steps: int, loss: float) -> None:
         console.progress(f"{name} warms up", step, steps)
-        if preemption.requested is not None:  # on rank 0, which makes the model; others are told
+        if preemption.asked:  # on rank 0, which makes the model; others are told
             raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
 
     weights = initial_weights(config, task, folder, progress, console.say)

@@ -53,18 +53,19 @@ class PreemptionHandler:
         self._watching.join(timeout=2 * WATCH_S)  # the process group is not to end under it
 
     @property
-    def _asked(self) -> bool:
+    def asked(self) -> bool:
+        """Whether this rank knows that some rank was asked; others may not know it yet."""
         return self.requested is not None or self._elsewhere
 
     def poll(self) -> None:
         """Raise `PreemptionRequested` on a rank that knows of it: for use between decode steps, inside of what all
         ranks leave together (`distributed.failing_together`)."""
-        if self._asked:
+        if self.asked:
             raise PreemptionRequested
 
     def agree(self) -> None:
         """Raise `PreemptionRequested` on all ranks where one of them was asked. Collective: all of them pass here."""
-        if distributed.any_rank(self._asked):
+        if distributed.any_rank(self.asked):
             raise PreemptionRequested
 
     @property
@@ -103,7 +104,7 @@ class PreemptionHandler:
             self.requested = signal.Signals(number)
 
     def _keeps_waiting(self) -> bool:
-        return self._asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
+        return self.asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
 
     def _watch(self) -> None:
         """Tell other ranks and hear from them; and wake the main thread, the one that runs handlers, while a reward

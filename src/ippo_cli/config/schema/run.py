@@ -48,9 +48,7 @@ class CheckpointConfig:
     """When runs are saved, and what is kept."""
 
     every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
-    every_seconds: (
-        PositiveFloat | None
-    )  # also after the first iteration that ends so long after the last one; null = no
+    every_seconds: PositiveFloat | None  # seconds since the last one that make one due as well; null = no number does
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
