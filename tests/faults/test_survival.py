@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from small import small_config, train
-from survival import SHORT, damaged_by_a_flip, ended, fingerprint, start_job, stopped, undisturbed
+from survival import ONE_AGENT, SHORT, damaged_by_a_flip, ended, fingerprint, start_job, stopped, undisturbed
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import POINTS
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, read_state
+
+
+KEYS = (*SHORT, ONE_AGENT)  # two agents are stopped in test_resume.py, and in the campaign
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(root: Path) -> tuple:
     """The fingerprint of the run that nothing happens to, and how often it comes by each point."""
-    return undisturbed(root, *SHORT)
+    return undisturbed(root, *KEYS)
 
 
 @pytest.mark.slow
@@ -31,9 +34,9 @@ def test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte(whole: 
     folder = None
     for point, kind in (("generate", "sigterm"), ("targets", "sigusr1"), ("step", "sigusr2"), ("save.write", "sigint")):
         time = 1 if folder else passes[point] // 4 + 1  # in the first iteration; later ones as soon as it is there
-        folder, state = stopped(root, *SHORT, faults=[f"{point}:{kind}:{time}"], folder=folder)
+        folder, state = stopped(root, *KEYS, faults=[f"{point}:{kind}:{time}"], folder=folder)
         assert state == "preempted", (point, kind)
-    folder, state = stopped(root, *SHORT, faults=[], folder=folder)
+    folder, state = stopped(root, *KEYS, faults=[], folder=folder)
     assert state == "done"
     assert fingerprint(folder) == expected
 
@@ -41,8 +44,8 @@ def test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte(whole: 
 @pytest.mark.slow
 def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
     for fault in ("save.write:sigkill", "save.rename:sigkill:2", "prune:sigkill"):  # nothing is there after the first
-        assert ended(start_job(tmp_path, *SHORT, faults=[fault])) == -9, fault
-    assert ended(start_job(tmp_path, *SHORT)) == 0
+        assert ended(start_job(tmp_path, *KEYS, faults=[fault])) == -9, fault
+    assert ended(start_job(tmp_path, *KEYS)) == 0
     done = [path.parent for path in tmp_path.glob("default/*/run.json") if read_state(path.parent) == "done"]
     assert len(done) == 1
     assert fingerprint(done[0]) == whole[0]
@@ -54,7 +57,7 @@ def test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number(
     whole: tuple, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = ["log:eacces", "save.write:enospc", "save.rename:eio"]
-    folder, state = stopped(root, *SHORT, faults=faults)
+    folder, state = stopped(root, *KEYS, faults=faults)
     assert state == "done"
     assert fingerprint(folder) == whole[0]
     said = capsys.readouterr().out
@@ -64,7 +67,7 @@ def test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number(
 
 @pytest.mark.slow
 def test_a_hundred_flipped_bits_are_all_seen(root: Path) -> None:
-    newest = all_checkpoints(train(root, *SHORT, "num_iterations=1") / "checkpoints")[-1]
+    newest = all_checkpoints(train(root, *KEYS, "num_iterations=1") / "checkpoints")[-1]
     chance = random.Random(0)
     assert [damaged_by_a_flip(newest, chance) for _ in range(100)].count(None) == 0
     head = [damaged_by_a_flip(newest, chance, newest / MANIFEST, place) for place in range(40)]
