@@ -13,7 +13,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import POINTS
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, read_state
 
-
 KEYS = (*SHORT, ONE_AGENT)  # two agents are stopped in test_resume.py, and in the campaign
 
 
