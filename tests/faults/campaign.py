@@ -8,6 +8,7 @@ Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `st
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import platform
 import random
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -208,8 +210,10 @@ def main() -> int:
         chosen = {name: part for name, part in parts.items() if name.partition(",")[0] in wanted}
         lines, failed = [], False
         for name, part in chosen.items():
+            print(f"{name} ...", flush=True)
             try:
-                said, seconds = timed(part)
+                with redirect_stdout(io.StringIO()):  # what the runs themselves say
+                    said, seconds = timed(part)
             except Failed as broken:
                 said, seconds, failed = f"**broken**: {broken}", 0.0, True
             lines.append(f"| {name} | {said} | {seconds / 60:.1f} |")
