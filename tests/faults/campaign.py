@@ -199,7 +199,7 @@ def main() -> int:
             "stops, one agent": lambda: stops(root / "stops1", asked.stride, ONE_AGENT),
             "points, one rank": lambda: points(root / "points1", 1),
             "points, two ranks": lambda: points(root / "points2", 2),
-            "kills, one rank": lambda: kills(root / "kills1", asked.kills, chance),
+            "kills, one rank": lambda: kills(root / "kills1", asked.kills, chance, ONE_AGENT),
             "kills, two ranks": lambda: kills(root / "kills2", max(1, asked.kills // 10), chance, *TWO_RANKS),
             "soak": lambda: soak(root / "soak", asked.soak, asked.every, chance),
         }
