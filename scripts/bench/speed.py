@@ -91,8 +91,8 @@ def main() -> None:
                 "repeat": given.repeat,
                 "python": platform.python_version(),
                 "runs": {name: _summary(found) for name, found in runs.items()},
-                f"samples per second, {base} divided by": _ratios(runs, base, "samples_per_second"),
-                f"seconds per action token, {base} divided by": _ratios(runs, base, "seconds_per_action_token"),
+                f"samples per second, {base} divided by": ratios(runs, base, "samples_per_second"),
+                f"seconds per action token, {base} divided by": ratios(runs, base, "seconds_per_action_token"),
             },
             indent=2,
         )
@@ -111,10 +111,10 @@ def _variants(given: argparse.Namespace) -> dict[str, tuple[Setting, list[str]]]
     }
 
 
-def _ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: str, key: str) -> dict[str, dict[str, float]]:
+def ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: str, key: str) -> dict[str, dict[str, float]]:
     """The first run's number divided by every other's, neighbours in time each; peers do not report all of them."""
     return {
-        name: _spread([a[key] / b[key] for a, b in zip(runs[base], found, strict=True)])
+        name: spread([a[key] / b[key] for a, b in zip(runs[base], found, strict=True)])
         for name, found in runs.items()
         if name != base and key in found[0]
     }
@@ -251,12 +251,12 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
 def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Numbers as median, smallest and largest over the repetitions; all else of the last one."""
     return {
-        key: _spread([run[key] for run in found]) if isinstance(value, int | float) else value
+        key: spread([run[key] for run in found]) if isinstance(value, int | float) else value
         for key, value in found[-1].items()
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     short = [float(f"{value:.4g}") for value in (statistics.median(values), min(values), max(values))]
     return dict(zip(("median", "smallest", "largest"), short, strict=True))
 

@@ -47,6 +47,7 @@ class Task:
     episodes: int  # that are trained on
     bounds: Callable[[], Bounds]
     score: Callable[[Mapping[str, float]], float] = sampled_score  # of the metrics of an evaluation
+    about_critics: bool = False  # made for the claim about critics: what is no matter of critics is not compared on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 def copying(turns: int, *arguments: str, length: int = 2, episodes: int, about: str) -> Task:
     random = 1 / len(LETTERS)
     letters = 2 * length if "together=true" in arguments else 1
+    signs = "signs=true" in arguments
     return Task(
         about=about,
         kind=Kind.team,
@@ -117,7 +119,13 @@ def copying(turns: int, *arguments: str, length: int = 2, episodes: int, about: 
         ),
         episodes=episodes,
         bounds=lambda: Bounds(random**letters, 1.0),
+        score=_without_signs if signs else sampled_score,
+        about_critics=signs,
     )
+
+
+def _without_signs(metrics: Mapping[str, float]) -> float:
+    return metrics["sampled/learnt"]
 
 
 def meetings(*arguments: str, turns: int, episodes: int, about: str) -> Task:
@@ -250,6 +258,13 @@ TASKS: dict[str, Task] = {
     "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, paid when all is over"),
     "copy_6": copying(6, episodes=10 * BUFFER, about="six times, paid each time by the letter"),
     "copy_6_end": copying(6, "at_end=true", episodes=10 * BUFFER, about="the same, paid when all is over"),
+    "copy_1_signs": copying(
+        1, "signs=true", episodes=20 * BUFFER, about="`copy_1`; half of each agent's luck is seen by the other alone"
+    ),
+    "copy_6_signs": copying(6, "signs=true", episodes=10 * BUFFER, about="the same of `copy_6`, a sign each turn"),
+    "copy_6_end_signs": copying(
+        6, "at_end=true", "signs=true", episodes=10 * BUFFER, about="the same of `copy_6_end`, paid when all is over"
+    ),
     "meet": meetings(
         turns=4, episodes=15 * BUFFER, about="walkers on a ring of five cells, paid while they are together"
     ),

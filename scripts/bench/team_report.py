@@ -20,6 +20,9 @@ HORIZONS: Mapping[str, tuple[str, ...]] = {
     "middle, sparse": ("copy_3_end",),
     "long, dense": ("copy_6", "meet"),
     "long, sparse": ("copy_6_end", "meet_end"),
+    "short, dense, half hidden": ("copy_1_signs",),
+    "long, dense, half hidden": ("copy_6_signs",),
+    "long, sparse, half hidden": ("copy_6_end_signs",),
 }
 # The one with more knowledge or more values, less the other.
 GAPS = (
@@ -85,7 +88,8 @@ def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], lis
     """The tasks that the reference has and all can do, the algorithms that have them all, and those that lack some."""
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
-    tasks = [name for name in possible if TASKS[name].kind in kinds and common_seeds(runs, [REFERENCE], [name])]
+    possible = [name for name in possible if TASKS[name].kind in kinds and not TASKS[name].about_critics]
+    tasks = [name for name in possible if common_seeds(runs, [REFERENCE], [name])]
     whole = [name for name in seen if tasks and common_seeds(runs, [name], tasks)]
     return tasks, whole, [name for name in seen if name not in whole]
 
@@ -221,17 +225,24 @@ def _claim(runs: Sequence[Run]) -> list[str]:
 
 
 def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[str]:
-    """Those of the tasks that all of the algorithms have runs of."""
-    return [task for task in tasks if all(common_seeds(runs, [name], [task]) for name in algorithms)]
+    """Those of the tasks that all of the algorithms have runs of, with a seed in common."""
+    return [task for task in tasks if common_seeds(runs, algorithms, [task])]
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
-    text = _signed(difference, *(matrix(runs, one, tasks, key) for one in (name, other)))
+    text = _signed(difference, *_both(runs, name, other, tasks, key))
     return text if key == "last" else f"({text})"
 
 
 def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], short: Sequence[str]) -> str:
-    return _signed(growth, *(matrix(runs, one, tasks) for tasks in (long, short) for one in (name, other)))
+    return _signed(growth, *_both(runs, name, other, long), *_both(runs, name, other, short))
+
+
+def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str = "last") -> list[Scores]:
+    """Of the seeds that both have: one may be lucky for all."""
+    seeds = common_seeds(runs, (name, other), tasks)
+    there = [run for run in runs if run.seed in seeds]
+    return [matrix(there, one, tasks, key) for one in (name, other)]
 
 
 def _signed(statistic: Callable[..., float], *samples: Scores) -> str:

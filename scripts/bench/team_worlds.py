@@ -55,9 +55,7 @@ class Simultaneous(ABC):
         texts = {name: actions[name].strip() for name in AGENTS}
         illegal = {name for name in AGENTS if texts[name] not in legal[name]}
         named = {name: self.luck.choice(legal[name]) if name in illegal else texts[name] for name in AGENTS}
-        earned = self.play(named["first"], named["second"])
-        if illegal:
-            earned = self.forfeited(illegal)
+        earned = self.play(named["first"], named["second"], illegal)
         self.owed = {name: self.owed[name] + part for name, part in zip(AGENTS, earned, strict=True)}
         self.turn += 1
         over = self.turn == self.turns
@@ -69,10 +67,6 @@ class Simultaneous(ABC):
     def parts(self, first: str, second: str) -> dict[str, float]:
         """Numbers for the log, of the last turn."""
         return {}
-
-    def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
-        """What each earns in a turn in which these agents answered with no action: the least there is."""
-        return 0.0, 0.0
 
     def close(self) -> None:  # noqa: B027
         """There is nothing to give back."""
@@ -90,36 +84,60 @@ class Simultaneous(ABC):
         """What each agent may answer."""
 
     @abstractmethod
-    def play(self, first: str, second: str) -> tuple[float, float]:
-        """Both agents' actions are taken; what each earns."""
+    def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
+        """Both agents' actions are taken; what each earns, which is the least there is if one's answer was illegal."""
 
 
 class Copy(Simultaneous):
     """In every turn both are told the same two letters: one writes them, the other the ones that follow each.
 
     A turn earns both agents the share of all four letters that are right; with `together` nothing unless all are.
+    With `signs` each agent is told a plus or a minus of its own besides, and each of them adds a half of a turn's worth
+    to what both are paid, or takes it away, whatever they answer: half of what moves an agent's pay is known to the
+    other one alone.
     """
 
-    def __init__(self, turns: int = 1, at_end: bool = False, together: bool = False, length: int = 2) -> None:
+    def __init__(
+        self, turns: int = 1, at_end: bool = False, together: bool = False, length: int = 2, signs: bool = False
+    ) -> None:
         super().__init__(turns, at_end)
-        self.together, self.length = together, length
+        self.together, self.length, self.with_signs = together, length, signs
         self.words = ["".join(letters) for letters in product(LETTERS, repeat=length)]
 
     def begin(self) -> None:
+        self.learnt = 0.0
+        self.draw()
+
+    def draw(self) -> None:
+        """What a turn begins with."""
         self.word = self.luck.choice(self.words)
+        self.signs = dict.fromkeys(AGENTS, "")
+        if self.with_signs:
+            self.signs = {name: self.luck.choice("+-") for name in AGENTS}
 
     def observations(self) -> dict[str, str]:
-        return dict.fromkeys(AGENTS, self.word)
+        return {name: self.word + self.signs[name] for name in AGENTS}
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         return dict.fromkeys(AGENTS, self.words)
 
-    def play(self, first: str, second: str) -> tuple[float, float]:
+    def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
         following = "".join(LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)] for letter in self.word)
         right = [one == other for one, other in zip(first + second, self.word + following, strict=True)]
-        self.word = self.luck.choice(self.words)
         share = float(all(right)) if self.together else sum(right) / len(right)
-        return share / self.turns, share / self.turns
+        share = 0.0 if illegal else share
+        self.learnt += share / self.turns
+        earned = (share + self.bonus()) / self.turns
+        self.draw()
+        return earned, earned
+
+    def bonus(self) -> float:
+        """What the signs of this turn add, as a share of its worth."""
+        return sum({"+": 0.5, "-": -0.5, "": 0.0}[sign] for sign in self.signs.values())
+
+    def parts(self, first: str, second: str) -> dict[str, float]:
+        """What was earned by answers so far, signs aside."""
+        return {"learnt": self.learnt}
 
 
 class Meet(Simultaneous):
@@ -138,9 +156,9 @@ class Meet(Simultaneous):
     def actions(self) -> Mapping[str, Sequence[str]]:
         return {name: [*MOVES] for name in AGENTS}
 
-    def play(self, first: str, second: str) -> tuple[float, float]:
+    def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
         self.cells = list(walked(tuple(self.cells), first, second))
-        earned = meeting(self.cells, self.turn, self.turns, self.at_end)
+        earned = 0.0 if illegal else meeting(self.cells, self.turn, self.turns, self.at_end)
         return earned, earned
 
 
@@ -173,11 +191,14 @@ class Matrix(Simultaneous):
     def actions(self) -> Mapping[str, Sequence[str]]:
         return dict(zip(AGENTS, self.options, strict=True))
 
-    def play(self, first: str, second: str) -> tuple[float, float]:
+    def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
         self.last = first + second
+        if illegal:
+            return self.forfeited(illegal)
         return tuple(part / self.turns for part in self.payoffs[self.last])  # type: ignore[return-value]
 
     def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
+        """What each earns in a turn in which these agents answered with no action."""
         worst = min(min(pair) for pair in self.payoffs.values())
         if all(sum(pair) == 0 for pair in self.payoffs.values()):  # zero sum: what one forfeits the other wins
             lost = [float(name in illegal) for name in AGENTS]

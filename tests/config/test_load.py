@@ -114,6 +114,15 @@ def test_a_published_recipe_does_what_was_published() -> None:
     assert made.num_iterations == 15 * (7473 // made.rollout.buffer_size)
 
 
+def test_the_published_recipe_with_adapters_takes_one_step_of_64_groups_of_five() -> None:
+    made = load_config(["+experiment=gsm8k_qwen2.5_0.5b_lora"])
+    rollout, actor = made.rollout, made.actor
+    assert rollout.buffer_size == made.algorithm.mini_batch_size == 64 * rollout.num_generations == 320
+    assert made.num_iterations == 7473 // 64
+    assert isinstance(actor, schema.LoraActorConfig)
+    assert (actor.rank, actor.alpha, actor.learning_rate) == (32, 32.0, 3e-5)
+
+
 def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:
     found = {choice.split("=")[0] for choice in CHOICES}
     there = {field.name for field in fields(schema.Config)} - {field.name for field in fields(schema.RunConfig)}

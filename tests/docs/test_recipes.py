@@ -17,7 +17,7 @@ EXPERIMENTS = sorted(file.stem for file in (config_dir() / "experiment").glob("*
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_recipe_for_a_pretrained_model_is_in_the_table(name: str) -> None:
-    pretrained = resolve(compose_node([f"+experiment={name}"]))["actor"]["kind"] == "full"
+    pretrained = resolve(compose_node([f"+experiment={name}"]))["actor"]["kind"] in ("full", "lora")
     assert (f"\n| `{name}` |" in PAGE) == pretrained
 
 

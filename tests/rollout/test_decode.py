@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_reads import HostReads
 from transformers import GenerationConfig
 
 from ippo_cli.rollout import continuous_batching, kv_cache
@@ -268,3 +269,14 @@ def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: An
     same(found, expected)
     assert all(told[row] is completion for row, completion in enumerate(found.completions))
     assert len(counts) > 4, "at different times"
+
+
+@pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
+def test_the_host_reads_one_tensor_for_a_token_of_all_rows(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
+    def reads(tokens: int) -> int:
+        with HostReads() as found:
+            asked.decoded(llama, batch_size=12, max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
+        return found.count
+
+    reads(1)  # the first decoding checks what the model can do
+    assert reads(24) - reads(12) == 12

@@ -72,7 +72,8 @@ def randomly(name: str, told: str, legal: list[str]) -> str:
 
 
 def copied(name: str, told: str, legal: list[str]) -> str:
-    return told if name == "first" else "".join(FOLLOWING[letter] for letter in told)
+    word = told.rstrip("+-")
+    return word if name == "first" else "".join(FOLLOWING[letter] for letter in word)
 
 
 def met(name: str, told: str, legal: list[str]) -> str:
@@ -145,6 +146,26 @@ def test_nothing_is_paid_before_the_end_where_the_end_pays() -> None:
     assert paid == [0.0, 0.0, pytest.approx(1.0)]
 
 
+def test_signs_move_what_is_paid_and_nothing_of_what_is_scored() -> None:
+    world = made("copy_1_signs")
+    paid = {}
+    for seed in range(40):
+        told, _ = world.reset(seed)
+        signs = told["first"][-1] + told["second"][-1]
+        for answer, score in ((None, 1.0), ("x", 0.0)):  # the best, and what is no action
+            told, _ = world.reset(seed)
+            _, rewards, _, _, numbers = world.step({name: answer or copied(name, told[name], []) for name in told})
+            assert rewards["first"] == rewards["second"]
+            assert TASKS["copy_1_signs"].score({f"sampled/{key}": value for key, value in numbers.items()}) == score
+            paid[signs, score] = rewards["first"]
+    assert paid == {
+        (one + other, score): score + (0.5 if one == "+" else -0.5) + (0.5 if other == "+" else -0.5)
+        for one in "+-"
+        for other in "+-"
+        for score in (0.0, 1.0)
+    }
+
+
 def test_a_mixture_is_exploited_by_the_best_answer_to_it() -> None:
     rock, mixed = {"r": 1.0, "p": 0.0, "s": 0.0}, {"r": 0.2, "p": 0.2, "s": 0.6}
     assert exploitability(rock, rock) == pytest.approx(6.0), "both would change to paper and win three"
@@ -215,10 +236,17 @@ def test_tables_have_scores_aggregates_and_the_claim() -> None:
     assert cells[0].startswith("+0.10 [")
     assert cells[5].startswith("+0.60 [")
     assert cells[5].endswith(")"), "means over the training are in brackets"
-    assert cells[6].startswith("+0.50 [")
+    assert cells[-1].startswith("+0.50 [")
     assert cells[1:5] == [""] * 4, "what is not recorded is not told"
     four = [matrix(runs, name, tasks) for tasks in (["copy_6_end"], ["copy_1"]) for name in ("comlrl_cc", "comlrl_iac")]
     assert growth(*four) == pytest.approx(0.5)
+
+
+def test_critics_are_compared_on_the_seeds_that_both_have() -> None:
+    runs = [recorded("copy_1", "comlrl_iac", seed, 0.2 + 0.3 * seed) for seed in (0, 1, 2)]
+    runs.append(recorded("copy_1", "comlrl_cc", 0, 0.3))
+    line = next(line for line in tables(runs) if "`comlrl_cc` less `comlrl_iac`" in line)
+    assert line.split("|")[2].split() == ["+0.10", "(+0.05)"]
 
 
 def test_algorithms_are_aggregated_over_the_same_tasks() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import a_trainer
+from host_reads import HostReads
+from small import a_trainer, experience_of
 
+from ippo_cli.training.team_update import update_team
+from ippo_cli.types import StepContext
+
+CONTEXT = StepContext(seed=3, iteration=1, num_iterations=4)
 RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.every=0"]
 
 
@@ -148,3 +153,16 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
         assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_host_reads_as_many_tensors_for_many_rows_as_for_few(tmp_path):
+    def reads(rows):
+        keys = [f"rollout.buffer_size={rows}", f"algorithm.mini_batch_size={rows // 2}", "evaluation.every=0"]
+        with a_trainer(tmp_path, "algorithm=ppo", "task.train_size=128", *keys) as trainer:
+            team, experience = trainer.state.team, experience_of(trainer)
+            targets, _ = trainer.state.algorithm.targets(team, experience)
+            with HostReads() as found:
+                update_team(team, experience, targets, trainer.config, CONTEXT)
+        return found.count
+
+    assert reads(64) == reads(16)
