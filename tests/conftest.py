@@ -21,9 +21,10 @@ for variable in [name for name in os.environ if name.startswith("SLURM_") or nam
     del os.environ[variable]  # the tests may run as a job themselves, and are no part of it
 os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
+# `survival`: runs that are stopped, killed and gone on with;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 # `host_reads`: how often the host waits for tensors
-for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine"):
+for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked

@@ -21,6 +21,7 @@ from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
 from ippo_cli.training import checkpoint_files
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State
+from ippo_cli.training.folder import MANIFEST
 from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import RunState
 
@@ -41,7 +42,9 @@ def state(iteration: int) -> State:
     )
 
 
-SETTINGS = CheckpointConfig(every=1, keep=2, best=True, weights=CheckpointWeights.adapter, optimizer=True)
+SETTINGS = CheckpointConfig(
+    every=1, every_seconds=None, keep=2, best=True, weights=CheckpointWeights.adapter, optimizer=True
+)
 
 
 def checkpoints(folder: Path) -> Checkpoints:
@@ -64,6 +67,30 @@ def shared(root: Path) -> dict[str, Any]:
     """Both ranks write into one folder."""
     made = checkpoints(root)
     return {"saved": made.save(state(1))}
+
+
+def shares(root: Path) -> dict[str, Any]:
+    """Which files a rank reads when a checkpoint is verified, and what comes of damage in each of them."""
+    made = checkpoints(root)
+    made.save(state(1))
+    read: list[str] = []
+    whole = checkpoint_files.sha256_of
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return whole(path)
+
+    checkpoint_files.sha256_of = noted
+    intact, own = made.newest(), list(read)
+    damaged = []
+    for file in sorted(set(intact.iterdir()) - {intact / MANIFEST}):
+        content = file.read_bytes()
+        distributed.barrier()
+        distributed.on_main(lambda file=file, content=content: file.write_bytes(bytes([content[0] ^ 1]) + content[1:]))
+        damaged.append((file.name, raised(made.newest)))
+        distributed.on_main(lambda file=file, content=content: file.write_bytes(content))
+    checkpoint_files.sha256_of = whole
+    return {"intact": intact.name, "read": own, "damaged": damaged}
 
 
 def apart(root: Path) -> dict[str, Any]:
@@ -119,7 +146,12 @@ def shards(root: Path) -> dict[str, Any]:
 
 
 def main(root: Path) -> dict[str, Any]:
-    found = {"on main": on_main(), "shared": shared(root / "shared"), "apart": apart(root / "apart")}
+    found = {
+        "on main": on_main(),
+        "shared": shared(root / "shared"),
+        "shares": shares(root / "shares"),
+        "apart": apart(root / "apart"),
+    }
     found["in the way"] = in_the_way(root / "in the way")
     return found | {"shards": shards(root / "shards")}
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -211,9 +212,15 @@ def state(iteration: int) -> State:
     )
 
 
-def checkpoints(folder: Path, *, every: int = 1, keep: int = 2, best: bool = True) -> Checkpoints:
+def checkpoints(
+    folder: Path, *, every: int = 1, every_seconds: float | None = None, keep: int = 2, best: bool = True
+) -> Checkpoints:
+    weights = CheckpointWeights.adapter
     return Checkpoints(
-        folder, CheckpointConfig(every=every, keep=keep, best=best, weights=CheckpointWeights.adapter, optimizer=True)
+        folder,
+        CheckpointConfig(
+            every=every, every_seconds=every_seconds, keep=keep, best=best, weights=weights, optimizer=True
+        ),
     )
 
 
@@ -258,6 +265,34 @@ def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_p
 def test_checkpoints_are_due_as_planned_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
     made = checkpoints(tmp_path, every=every)
     assert [iteration for iteration in range(1, 8) if made.due(iteration, 7)] == due
+
+
+def test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
+    made = checkpoints(tmp_path, every=5, every_seconds=60)
+    due = []
+    for iteration in range(1, 20):
+        now += 25
+        if made.due(iteration, 100):
+            due.append(iteration)
+            assert made.save(state(iteration))
+    assert due == [3, 5, 8, 10, 13, 15, 18], "75 s after the last one, or where it is due by iterations"
+
+
+def test_a_checkpoint_by_time_that_failed_is_not_tried_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
+    made = checkpoints(tmp_path, every=0, every_seconds=60)
+    now, full = 61.0, state(1)
+    full.progress.metrics_bytes = None
+    assert made.due(1, 100)
+    assert not made.save(full)
+    assert not made.due(2, 100)
 
 
 def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) -> None:
@@ -465,6 +500,17 @@ def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
     made.save(state(1))
     made.save(state(2))
     made.refuse_too_little_room(int(free / 2.5), 100)
+
+
+def test_a_disk_that_may_not_hold_what_is_saved_by_time_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = int(shutil.disk_usage(tmp_path).free / 2.5)
+    made = checkpoints(tmp_path, every=0, every_seconds=600, best=False)
+    made.refuse_too_little_room(size, 1)
+    assert capsys.readouterr().out == ""
+    made.refuse_too_little_room(size, 100)
+    assert "3 will lie there at once if iterations are long (checkpoint.every_seconds=600" in capsys.readouterr().out
 
 
 def test_while_no_iteration_is_better_the_pointer_names_the_initial_weights(tmp_path: Path) -> None:

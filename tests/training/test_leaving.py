@@ -52,6 +52,12 @@ def asks_one_rank_to_leave(examples, responses):
         threading.Thread(target=ask_while_decoding, daemon=True).start()
     return scored(responses)
 
+def asks_one_rank_at_first(examples, responses):
+    """The same in the first iteration, after the evaluation."""
+    if rank == "0":
+        threading.Thread(target=ask_while_decoding, daemon=True).start()
+    return scored(responses)
+
 def kills_a_rank(examples, responses):
     global calls
     calls += 1
@@ -126,6 +132,16 @@ def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along
     assert state_of(folder)["state"] == "preempted"
     assert [row["iteration"] for row in rows(folder)] == [0, 1]  # the second rollout was abandoned
     assert sum("asked to leave" in line for line in said) == 1
+
+
+@pytest.mark.slow
+def test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first(tmp_path):
+    long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60", "rollout.decode_batch_size=1"]
+    keys = ["launch.processes=2", "deepspeed=zero2", "rollout.buffer_size=4000", "algorithm.mini_batch_size=4000"]
+    code, said, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # of minutes
+    assert code == 75, said
+    assert [row["iteration"] for row in rows(folder)] == [0]
+    assert state_of(folder)["state"] == "preempted"
 
 
 @pytest.mark.slow

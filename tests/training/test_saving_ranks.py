@@ -35,6 +35,26 @@ def test_a_checkpoint_lists_what_every_rank_wrote(found: list[dict[str, Any]], r
     assert damaged(made) is None
 
 
+def test_each_rank_reads_its_share_of_a_checkpoint_and_damage_in_any_is_every_ranks(
+    found: list[dict[str, Any]],
+) -> None:
+    assert [rank["shares"]["intact"] for rank in found] == ["step_00000001"] * 2
+    files = ["rng_rank_0.json", "rng_rank_1.json", "state.json"]
+    assert sorted(name for rank in found for name in rank["shares"]["read"]) == files, "each file once"
+    assert all(rank["shares"]["read"] for rank in found)
+    for rank in found:
+        assert [name for name, _ in rank["shares"]["damaged"]] == files
+        assert all(text.startswith("ResumeError: ") for _, text in rank["shares"]["damaged"])
+    said = found[0]["said"]
+    assert all(
+        f"is damaged ({who}{name} has changed)" in said
+        for name in files
+        for who in ("", "rank 1: ")
+        if name in found[bool(who)]["shares"]["read"]
+    )
+    assert "is damaged" not in found[1]["said"]
+
+
 def test_a_checkpoint_without_another_ranks_files_is_none(found: list[dict[str, Any]], root: Path) -> None:
     assert [rank["apart"]["saved"] for rank in found] == [[False, False]] * 2
     reason = "rank 1 wrote rng_rank_1.json, and rank 0 does not see it; checkpoints need a folder that all ranks share"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -59,11 +59,16 @@ class Algorithm:
         }
 
     def targets(
-        self, agents: Mapping[str, Agent], experience: Experience
+        self,
+        agents: Mapping[str, Agent],
+        experience: Experience,
+        *,
+        after_agent: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Targets], dict[str, float]]:
         """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use.
 
         With `credit=auto`, whether turns are the actions is one answer for all agents that have one policy or critic.
+        `after_agent` is called on all ranks after each agent, and may raise.
         """
         targets: dict[str, Targets] = {}
         kl_coef: dict[str, float] = {}
@@ -79,6 +84,8 @@ class Algorithm:
                 experience.greedy.get(name),
                 experience.views.get(name),
             )
+            if after_agent is not None:
+                after_agent()
         return targets, kl_coef
 
     def _agent_targets(

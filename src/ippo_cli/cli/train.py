@@ -110,7 +110,8 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.text import cut
-    from ippo_cli.engine.launchers import external_world_size
+    from ippo_cli.engine.launchers import external_world_size, ranks_from
+    from ippo_cli.training.faults import arm, fault_point
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
     from ippo_cli.training.launch import run_ranks
 
@@ -121,6 +122,8 @@ def train(node: DictConfig, folder: Path | None) -> None:
     config = typed(plain)
     outside = external_world_size()
     check(config, world_size(config, outside))
+    arm(config.debug_faults, ranks_from(os.environ).rank)
+    fault_point("compose")
     settle_hub(config)
     if config.mode is Mode.plan:
         from ippo_cli.training.plan import show_plan

@@ -13,6 +13,7 @@ from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
@@ -107,6 +108,8 @@ def _check_run(config: Config) -> None:
             "must not both be set or both be null",
             "set exactly one, and the other to null",
         )
+    for text in config.debug_faults:
+        fault(text)
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 

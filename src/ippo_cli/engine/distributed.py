@@ -211,6 +211,26 @@ def last_words(words: str, patience_s: float) -> dict[int, str]:
     return dict(sorted(by_rank.items()))
 
 
+def announce(word: str) -> bool:
+    """Leave a word that `announced` finds on every rank; False where that failed. Waits for nobody, in any thread."""
+    store = _store
+    try:
+        if store is not None:
+            store.set(f"announced/{word}", "")
+    except RuntimeError:  # the rank that keeps the store is gone
+        return False
+    return store is not None
+
+
+def announced(word: str) -> bool:
+    """Whether some rank of this training has left the word. Waits for nobody, in any thread."""
+    store = _store
+    try:
+        return store is not None and bool(store.check([f"announced/{word}"]))
+    except RuntimeError:
+        return False
+
+
 def own_rows(tensor: Tensor) -> slice:
     """Where this rank's rows stand in what `all_gather_rows` gives for a tensor of as many rows. Collective."""
     first = sum(_row_counts(tensor)[: rank()])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,16 +23,17 @@ from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.checkpoint_files import (
-    SCHEMA_VERSION,
     Listing,
     await_files,
     commit,
+    damaged,
     listing,
-    newest_intact,
     pointed,
+    say_passed_over,
     sync_folder,
     write_pointer,
 )
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import (
     all_checkpoints,
     refuse_other_world_size,
@@ -42,6 +44,7 @@ from ippo_cli.training.partners import PoolState
 from ippo_cli.training.random_streams import restore_rng
 from ippo_cli.training.run import RunState
 
+SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
 INITIAL = "initial"  # what `best.json` names while no iteration was better than none
 
@@ -77,6 +80,7 @@ class Checkpoints:
         self._failures = 0
         self.reason = ""  # why the last save failed
         self._saved: int | None = None
+        self._attempted_at = time.monotonic()  # when the last checkpoint was written, or could not be
         distributed.on_main(self._prepare)
 
     def _prepare(self) -> None:
@@ -92,8 +96,11 @@ class Checkpoints:
 
     def _refuse_too_little_room(self, size: int, num_iterations: int) -> None:
         every, there = self.config.every, len(all_checkpoints(self.folder))
-        planned = there + (-(-num_iterations // every) if every else 1)
-        most = min(planned, self.config.keep + 1) - min(there, self.config.keep)
+
+        def at_once(planned: int) -> int:
+            return min(there + planned, self.config.keep + 1) - min(there, self.config.keep)
+
+        most = at_once(-(-num_iterations // every) if every else 1)
         free = shutil.disk_usage(self.folder).free
         told = f"{self.folder}: a checkpoint has about {_mib(size)}, {_mib(free)} are free, and"
         if free < most * size:
@@ -101,14 +108,24 @@ class Checkpoints:
                 f"{told} {most} will lie there at once; make room, use another output_dir=, or save "
                 f"less often than checkpoint.every={every}"
             )
-        if self.config.best and free < (most + 1) * size:
+        if self.config.every_seconds is not None and free < (by_time := at_once(num_iterations)) * size:
+            warn(
+                f"{told} {by_time} will lie there at once if iterations are long "
+                f"(checkpoint.every_seconds={self.config.every_seconds:g}; null saves by iterations alone)"
+            )
+        elif self.config.best and free < (most + 1) * size:
             warn(f"{told} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)")
 
     def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
-        """Whether a checkpoint is wanted after this many iterations, or because they were the best so far."""
-        every = self.config.every
+        """Whether a checkpoint is wanted after this many iterations, because they were the best so far, or because the
+        last one was so long ago. Collective: each rank has a clock of its own, and rank 0's decides."""
+        every, every_seconds = self.config.every, self.config.every_seconds
         planned = iteration == num_iterations or (every > 0 and iteration % every == 0)
-        return planned or (improved and self.config.best)
+        if planned or (improved and self.config.best):
+            return True
+        if every_seconds is None:
+            return False
+        return distributed.any_rank(distributed.is_main() and time.monotonic() - self._attempted_at >= every_seconds)
 
     def save(self, state: State, *, best: bool = False) -> bool:
         """Commit a checkpoint on all ranks; False where it failed and training goes on with the previous one."""
@@ -123,6 +140,7 @@ class Checkpoints:
                     await_files(temporary, [wrote for _, wrote in reports])
                     commit(temporary, final, {name: entry for _, wrote in reports for name, entry in wrote.items()})
             failures = distributed.broadcast_object(failures)
+            self._attempted_at = time.monotonic()
             if failures:
                 self._give_up(temporary, failures[0])
                 return False
@@ -144,11 +162,16 @@ class Checkpoints:
                 write_pointer(self.folder, "best", INITIAL)
 
     def newest(self) -> Path:
-        """The newest intact checkpoint. Raises `ResumeError` where there is none. Collective."""
-        folder = distributed.on_main(lambda: newest_intact(self.folder))
-        if folder is None:
-            raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
-        return folder
+        """The newest intact checkpoint. Raises `ResumeError` without one. Collective: each rank reads a share."""
+        for path in reversed(distributed.on_main(lambda: all_checkpoints(self.folder))):
+            reports = distributed.gather_objects(damaged(path, distributed.rank(), distributed.world_size()))
+            damage = [(rank, report) for rank, report in enumerate(reports) if report is not None]
+            if not damage:
+                return path
+            if distributed.is_main():
+                rank, report = damage[0]
+                say_passed_over(path, f"rank {rank}: {report}" if rank else report)
+        raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
 
     def load(self, state: State, folder: Path) -> None:
         """Restore a checkpoint into a freshly built team; one without optimizers into a team built on its weights."""
@@ -197,6 +220,7 @@ class Checkpoints:
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
             written[-1].write_text(json.dumps(state.rng))
+            fault_point("save.write")
             if distributed.is_main():
                 written.append(temporary / "state.json")
                 written[-1].write_text(json.dumps(_stored(state), indent=1))
@@ -216,6 +240,7 @@ class Checkpoints:
             warn(f"checkpoint not saved ({reason})")
 
     def _point(self, checkpoint: str, *, best: bool) -> None:
+        fault_point("save.pointer")
         write_pointer(self.folder, "latest", checkpoint)
         if not self.config.best:  # nothing keeps the one that it named before a resume
             (self.folder / "best.json").unlink(missing_ok=True)
@@ -230,6 +255,7 @@ class Checkpoints:
         for path in all_checkpoints(self.folder):
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
+                fault_point("prune")
                 shutil.rmtree(doomed)
 
 

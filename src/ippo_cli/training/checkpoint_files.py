@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import StorageError
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import LISTING_S, MANIFEST, all_checkpoints, write_atomically
-
-SCHEMA_VERSION = 2
-
 
 Listing = dict[str, dict[str, Any]]
 """`bytes` and `sha256` of files by their names in the checkpoint."""
@@ -36,21 +34,31 @@ def newest_intact(folder: Path) -> Path | None:
         damage = damaged(path)
         if damage is None:
             return path
-        print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
+        say_passed_over(path, damage)
     return None
 
 
-def damaged(path: Path) -> str | None:
-    """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is."""
+def say_passed_over(path: Path, damage: str) -> None:
+    """Name a checkpoint that is not gone on from."""
+    print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
+
+
+def damaged(path: Path, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is.
+
+    Of several `parts` each reads its share of the files, which are dealt out by size; the first one sees which are
+    there.
+    """
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
-    present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
-    if present != set(listed):
-        return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
-    for name, (size, digest) in listed.items():
+    if part == 0:
+        present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
+        if present != set(listed):
+            return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
+    for name, (size, digest) in sorted(listed.items(), key=lambda entry: (-entry[1][0], entry[0]))[part::parts]:
         try:
             changed = (path / name).stat().st_size != size or sha256_of(path / name) != digest
         except OSError as error:
@@ -106,11 +114,13 @@ def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]
 
 def commit(temporary: Path, final: Path, files: Listing) -> None:
     """List the files, which lie on the disk, and give the folder its name."""
-    write_atomically(temporary / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": files}, indent=1))
+    # It says nothing else: of a bit that flips here, too, something must be found.
+    write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1))
     for folder in {temporary, *((temporary / name).parent for name in files)}:
         sync_folder(folder)
     if final.exists():  # a damaged one of the same iteration that was passed over on resume
         shutil.rmtree(final)
+    fault_point("save.rename")
     os.rename(temporary, final)
     sync_folder(final.parent)
 

@@ -25,6 +25,7 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import Baselines, baselines
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.partners import Partners
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.stopwatch import Stopwatch
@@ -70,6 +71,7 @@ class ExperienceSource:
             with clock("rollout"):  # of the same purpose: in environments with the same luck
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
         episodes, sampled, own = self._sampled(iteration, batch, draws, clock)
+        self.preemption.agree()
         credit_baselines = self._baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
             scored = processed_scores(own, episodes, self.config.reward, moments, credit_baselines, device=self.device)
@@ -129,6 +131,7 @@ class ExperienceSource:
                 episodes = self._play_iteration(iteration, batch, draws, streaming.on_finished if streaming else None)
                 sampled = self._rows(episodes)
             with clock("score"):
+                fault_point("score")
                 streamed = self.preemption.interruptible(streaming.answered) if streaming else None
                 reward = self.preemption.interruptible(self.reward)
                 own = mixed_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
@@ -187,5 +190,9 @@ class ExperienceSource:
 
     def _rescored(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
         """The same rows, with what the training model says of the tokens of the agents that learn."""
+        rescored = dict(sampled)
         with clock("logprobs"):
-            return sampled | {name: agent.rescored(sampled[name]) for name, agent in self.team.items()}
+            for name, agent in self.team.items():
+                rescored[name] = agent.rescored(sampled[name])
+                self.preemption.agree()
+        return rescored

@@ -44,6 +44,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
+from ippo_cli.training.faults import arm, fault_point
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
@@ -75,6 +76,7 @@ def run_training(
     somebody else agree on one folder this way.
     """
     device = prepare_process(config)
+    arm(config.debug_faults, distributed.rank())
     try:
         distributed.same_everywhere(device.type, "device")
         distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
@@ -173,6 +175,7 @@ def build_trainer(
     checkpoint = checkpoints.newest() if resumed else None
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
+    fault_point("init")
     partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
@@ -211,7 +214,7 @@ def _pinned_weights(
 
     def progress(name: str, step: int, steps: int, loss: float) -> None:
         console.progress(f"{name} warms up", step, steps)
-        if preemption.requested is not None:  # on rank 0, which makes the model; others are told
+        if preemption.asked:  # on rank 0, which makes the model; others are told
             raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
 
     weights = initial_weights(config, task, folder, progress, console.say)
@@ -286,6 +289,7 @@ def _generator(
 
     def poll(agent: str, done: int, rows: int) -> None:
         console.progress(f"{agent} writes", done, rows)
+        fault_point("generate")
         preemption.poll()
 
     sampling = sampling_settings(config.task)

@@ -18,6 +18,7 @@ from typing import Any
 from ippo_cli.config.errors import StorageError, disk_is_full, storage_failure, storing
 from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.engine import distributed
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import overwrite, warn, write_atomically
 from ippo_cli.training.metrics import is_documented
 
@@ -115,6 +116,7 @@ class Run:
         try:
             with self.metrics_file.open("a") as file:
                 file.writelines(self._waiting)
+                fault_point("log")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:

@@ -1,4 +1,8 @@
-"""Being asked to leave: signals set a flag, and ranks agree on it at fixed points of the loop."""
+"""Being asked to leave: signals set a flag, and ranks agree on it where all of them pass.
+
+A scheduler may ask one rank alone. It leaves a word for the others, who hear it within a second, wherever they are: in
+the middle of long responses each of them can stop by itself, and all meet at the end of what is then abandoned.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +25,48 @@ HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 REWARD_GRACE_S = 10.0
 """How long after the signal a reward that is being called is still waited for."""
 WATCH_S = 0.5
+NOTICE = "asked to leave"
 
 
 class PreemptionHandler:
     """Whether some rank was asked to leave. A second Ctrl-C leaves at once."""
 
     def __init__(self) -> None:
-        self.requested: signal.Signals | None = None
+        self.requested: signal.Signals | None = None  # what this rank was asked by
+        self._elsewhere = False  # whether another rank was, as far as this one has heard
+        self._announced = False
         self._interrupts = 0
         self._requested_at = 0.0
         self._calls_reward = False
         self._held = ExitStack()
         self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="preemption", daemon=True)
 
     def __enter__(self) -> PreemptionHandler:
         self._held.enter_context(handling(HANDLED, self._note))
-        threading.Thread(target=self._watch, name="preemption", daemon=True).start()
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._held.close()
+        self._watching.join(timeout=2 * WATCH_S)  # the process group is not to end under it
+
+    @property
+    def asked(self) -> bool:
+        """Whether this rank knows that some rank was asked; others may not know it yet."""
+        return self.requested is not None or self._elsewhere
 
     def poll(self) -> None:
-        """Raise `PreemptionRequested` on a rank that was asked: for use between decode steps."""
-        if self.requested is not None:
+        """Raise `PreemptionRequested` on a rank that knows of it: for use between decode steps, inside of what all
+        ranks leave together (`distributed.failing_together`)."""
+        if self.asked:
             raise PreemptionRequested
 
-    def agreed(self) -> bool:
-        """Whether any rank was asked, known to all ranks: for use where all of them pass."""
-        return distributed.any_rank(self.requested is not None)
+    def agree(self) -> None:
+        """Raise `PreemptionRequested` on all ranks where one of them was asked. Collective: all of them pass here."""
+        if distributed.any_rank(self.asked):
+            raise PreemptionRequested
 
     @property
     def interrupted(self) -> bool:
@@ -81,19 +97,24 @@ class PreemptionHandler:
         self._interrupts += number == signal.SIGINT
         if self.insisted:
             raise KeyboardInterrupt
-        if self.requested is None:
-            self._requested_at, self.requested = time.monotonic(), signal.Signals(number)
-        elif self._keeps_waiting():
+        if self._keeps_waiting():
             raise PreemptionRequested
+        if self.requested is None:
+            self._requested_at = self._requested_at if self._elsewhere else time.monotonic()
+            self.requested = signal.Signals(number)
 
     def _keeps_waiting(self) -> bool:
-        asked = self.requested is not None
-        return asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
+        return self.asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
 
     def _watch(self) -> None:
-        """Wake the main thread, the one that runs handlers, while a reward keeps it beyond its time."""
+        """Tell other ranks and hear from them; and wake the main thread, the one that runs handlers, while a reward
+        keeps it beyond its time."""
         main = threading.main_thread().ident
         assert main is not None
         while not self._over.wait(WATCH_S):
+            if self.requested is not None:
+                self._announced = self._announced or distributed.announce(NOTICE)
+            elif not self._elsewhere and distributed.announced(NOTICE):
+                self._requested_at, self._elsewhere = time.monotonic(), True
             if self._keeps_waiting():
                 signal.pthread_kill(main, signal.SIGUSR1)

@@ -21,6 +21,7 @@ from ippo_cli.training.checkpoint import Checkpoints, State
 from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.experience import Collected, ExperienceSource
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import from_here
 from ippo_cli.training.iteration_metrics import iteration_row, pace, prefixed
 from ippo_cli.training.partners import Partners
@@ -125,7 +126,8 @@ class Trainer:
         experience = collected.experience
         self._warn_of_unusual(collected, iteration)
         with clock("targets"):
-            targets, kl_coef = algorithm.targets(team, experience)
+            fault_point("targets")
+            targets, kl_coef = algorithm.targets(team, experience, after_agent=self.preemption.agree)
         self.point.weights_moved = True
         with clock("update"):
             turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)
@@ -209,8 +211,8 @@ class Trainer:
             if last and not saved:
                 raise StorageError(f"the last iteration's checkpoint could not be saved ({self.checkpoints.reason})")
             self.saving_seconds = time.perf_counter() - began
-        if not last and self.preemption.agreed():
-            raise PreemptionRequested
+        if not last:
+            self.preemption.agree()
 
     def _evaluate(self) -> Evaluation:
         settings = self.config.evaluation

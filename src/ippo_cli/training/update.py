@@ -14,6 +14,7 @@ from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.training.balance import dealt
+from ippo_cli.training.faults import fault_point
 from ippo_cli.training.iteration_metrics import prefixed
 from ippo_cli.training.tally import Tally
 from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
@@ -101,10 +102,13 @@ def _step(
         micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
         if number >= len(groups):
             micro = micro.ignored()
+        fault_point("forward")
         losses = learner.losses(micro, context)
         for prefix, loss in losses.items():
             tally.add(prefix, loss, micro, first_epoch=first[0], first_step=first[1])
+        fault_point("backward")
         learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+    fault_point("step")
     return learner.engine.step()
 
 

@@ -36,6 +36,7 @@ class RunConfig:
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
     deterministic: bool  # bitwise repeatable operations where PyTorch has them
+    debug_faults: list[str]  # for tests alone: POINT:KIND[:TIME[:RANK]] goes wrong on purpose (docs/reliability.md)
 
 
 class CheckpointWeights(str, Enum):
@@ -47,7 +48,8 @@ class CheckpointWeights(str, Enum):
 class CheckpointConfig:
     """When runs are saved, and what is kept."""
 
-    every: NonNegativeInt  # iterations between checkpoints; 0 = at the end only
+    every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
+    every_seconds: PositiveFloat | None  # seconds since the last one that make one due as well; null = no number does
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)

@@ -1,0 +1,46 @@
+"""Faults on purpose: what `debug_faults` asks for happens at named points of a run, to show what it survives.
+
+Imports no torch: a command comes by its first point before it has any.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from ippo_cli.config.faults import DISK_ERRORS, SIGNALS, Fault, fault
+
+_armed: list[Fault] = []  # of this process
+_passed: Counter[str] = Counter()  # how often it came by each point
+
+
+def arm(texts: Sequence[str], rank: int) -> None:
+    """Let these faults happen in this process, in place of those of an earlier run; points are counted from here."""
+    _passed.clear()
+    _armed[:] = [one for one in map(fault, texts) if one.rank == rank]
+
+
+def passed() -> dict[str, int]:
+    """How often this process came by each point; counted where any fault is armed."""
+    return dict(_passed)
+
+
+def fault_point(name: str) -> None:
+    """A point of a run at which a fault may have been asked for; without any this does nothing."""
+    if not _armed:
+        return
+    _passed[name] += 1
+    for one in _armed:
+        if (one.point, one.time) == (name, _passed[name]):
+            _happen(one)
+
+
+def _happen(one: Fault) -> None:
+    if one.kind in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[one.kind])
+    elif one.kind in DISK_ERRORS:
+        number = DISK_ERRORS[one.kind]
+        raise OSError(number, os.strerror(number), f"debug_faults at {one.point}")
+    else:
+        raise RuntimeError(f"debug_faults asks for an error at {one.point}")

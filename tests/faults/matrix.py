@@ -1,0 +1,341 @@
+"""The fault matrix: what is promised, what is made to go wrong, what must come of it, and what shows it.
+
+`python tests/faults/matrix.py` writes it into `docs/reliability.md`; test_matrix.py sees that it is up to date.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+MARKERS = ("<!-- matrix: begin -->", "<!-- matrix: end -->")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One promise or fault. `shown`: tests as `folder/file::test`, parts of the campaign as `campaign NAME`."""
+
+    what: str
+    expected: str
+    shown: tuple[str, ...] = ()
+    missing: str = ""  # of what the project wants and does not have yet
+
+
+SURVIVAL = "faults/test_survival.py::"
+CHECKPOINT = "training/test_checkpoint_files.py::"
+SAVING = "training/test_saving_ranks.py::"
+LEAVING = "training/test_leaving.py::"
+
+PROMISES = (
+    Row(
+        "P1 exact resume",
+        "rows without times and weights byte-equal, wherever a run was stopped",
+        (
+            "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing",
+            "training/test_episodes.py::test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing",
+            "training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte",
+            "training/test_shared_policy.py::test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped",
+            "training/test_shared_base.py::test_adapters_in_bf16_learn_and_are_resumed_exactly",
+            "training/test_centralized.py::test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            "campaign stops",
+        ),
+    ),
+    Row(
+        "P2 SIGKILL at any moment",
+        "no published checkpoint is unusable; at most `checkpoint.every` iterations, or `checkpoint.every_seconds` and "
+        "one iteration, are lost",
+        (
+            SURVIVAL + "test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte",
+            CHECKPOINT + "test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due",
+            "campaign kills",
+            "campaign soak",
+        ),
+    ),
+    Row(
+        "P3 SIGTERM, SIGUSR1, SIGUSR2 on any rank",
+        "heard between two tokens, after the reward, after each agent's forwards; saved, 75",
+        (
+            SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte",
+            LEAVING + "test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first",
+            LEAVING + "test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along",
+            "campaign signals",
+        ),
+        "an update that was begun is finished first, however long it takes",
+    ),
+    Row(
+        "P4 time limit", "saved before it", (), "`checkpoint.must_save_by`; a scheduler's signal before the limit works"
+    ),
+    Row(
+        "P5 retention",
+        "two or more are kept, older ones go after the next is there, the best is kept apart",
+        (
+            CHECKPOINT + "test_the_newest_ones_and_the_best_are_kept",
+            CHECKPOINT + "test_without_best_only_the_newest_ones_are_kept",
+        ),
+    ),
+    Row(
+        "P6 integrity",
+        "size and sha256 of every file, read by all ranks; a damaged one is passed over, and named",
+        (
+            CHECKPOINT + "test_every_damage_is_seen_named_and_passed_over",
+            CHECKPOINT + "test_loading_falls_back_past_a_damaged_checkpoint",
+            SAVING + "test_each_rank_reads_its_share_of_a_checkpoint_and_damage_in_any_is_every_ranks",
+            SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
+            "campaign flips",
+        ),
+    ),
+    Row(
+        "P7 numbers that are not finite",
+        "never stepped on, never saved; five steps in a row end the run with 10",
+        (
+            "engine/test_zero.py::test_a_gradient_that_is_not_finite_is_never_stepped_on",
+            "training/test_update.py::"
+            "test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end",
+            "training/test_failure.py::test_weights_that_are_not_finite_are_not_saved",
+        ),
+    ),
+    Row("P8 hang", "stacks of all ranks, exit 11", (), "a watchdog; a collective ends after `launch.timeout_s`"),
+    Row(
+        "P9 one rank dies",
+        "the job ends within a minute, and names it last",
+        (LEAVING + "test_a_rank_that_is_killed_is_named_first_and_last", "campaign points"),
+    ),
+    Row(
+        "P10 rewards that fail",
+        "retried, then left out and counted; beyond the budget the run ends with 12; never 0 instead",
+        (
+            "rewards/test_retry.py::test_rows_that_always_fail_are_the_only_ones_without_a_reward",
+            "rewards/test_score.py::test_failures_beyond_the_budget_end_the_run_with_twelve",
+            "training/test_failure.py::test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not",
+        ),
+        "a time limit for one call",
+    ),
+    Row(
+        "P11 another number of processes",
+        "refused before anything is loaded",
+        (
+            "training/test_folder.py::test_a_checkpoint_of_another_number_of_processes_is_refused",
+            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
+        ),
+        "`checkpoint.reshard`",
+    ),
+    Row(
+        "P12 disk full",
+        "refused beforehand where it shows; a failed checkpoint is removed and training goes on; three in a row: 13",
+        (
+            "training/test_full_disk.py::test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else",
+            "training/test_full_disk.py::test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room",
+            CHECKPOINT + "test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training",
+        ),
+    ),
+    Row(
+        "P13 no code from outside",
+        "shards run none when loaded",
+        ("engine/test_zero.py::test_shards_run_no_code_when_loaded",),
+        "redaction of secrets in `command.txt` and configurations",
+    ),
+    Row(
+        "P14 another configuration on resume",
+        "the difference is said; what a run is cannot change",
+        (
+            "cli/test_resume.py::test_what_a_run_is_cannot_change",
+            "cli/test_resume.py::test_what_a_resume_changes_is_told_once",
+        ),
+    ),
+)
+FAULTS = (
+    Row(
+        "SIGKILL at every point, of rank 0 and of rank 1",
+        "as P2 and P9",
+        (
+            SURVIVAL + "test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte",
+            "campaign points",
+            "campaign kills",
+        ),
+    ),
+    Row(
+        "stop and resume at every step, one and two agents",
+        "byte-equal",
+        (
+            "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing",
+            "campaign stops",
+        ),
+    ),
+    Row(
+        "two resumes of one run at once",
+        "the second is refused",
+        (
+            "cli/test_resume.py::test_a_run_that_is_going_on_cannot_be_resumed_by_name",
+            "training/test_folder.py::test_one_process_holds_a_folder_and_its_end_frees_it",
+        ),
+    ),
+    Row(
+        "TERM, USR1, USR2, INT in every phase, twice, during a save",
+        "saved, 75 (130 after Ctrl-C), byte-equal after resume",
+        (SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte", "campaign signals"),
+    ),
+    Row(
+        "a signal to one rank inside minutes of writing",
+        "all ranks abandon it within seconds",
+        (LEAVING + "test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first",),
+    ),
+    Row(
+        "a signal while models warm up",
+        "leaves at the next step",
+        ("training/test_process.py::test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step",),
+    ),
+    Row("SIGSTOP of a rank", "exit 11", (), "a watchdog: the others wait for `launch.timeout_s`"),
+    Row(
+        "an exception in one rank",
+        "both save where both can; one block, its exit code",
+        (
+            LEAVING + "test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save",
+            "training/test_launch.py::test_an_error_in_one_rank_ends_all_with_its_exit_code",
+        ),
+    ),
+    Row(
+        "NaN or infinity in gradients, parameters, rewards, values, logits",
+        "as P7; a row without a finite number does not train",
+        (
+            "engine/test_zero.py::test_a_gradient_that_is_not_finite_is_never_stepped_on",
+            "rewards/test_score.py::test_a_row_without_a_finite_number_is_left_out_and_scores_nothing",
+            "formulas/test_logprobs.py::test_a_nan_in_the_logits_is_not_hidden",
+            "formulas/test_value_loss.py::test_nan_padding_never_reaches_the_aggregated_loss",
+        ),
+    ),
+    Row(
+        "flipped bits, cut, missing and further files, garbled manifest and pointer, step_9 against step_10",
+        "seen, named, passed over",
+        (
+            SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
+            CHECKPOINT + "test_every_damage_is_seen_named_and_passed_over",
+            CHECKPOINT + "test_a_pointer_that_cannot_be_followed_points_nowhere",
+            CHECKPOINT + "test_checkpoints_are_ordered_by_number_and_not_by_spelling",
+        ),
+    ),
+    Row(
+        "all checkpoints damaged",
+        "the run stops with 14 and never begins anew",
+        (
+            CHECKPOINT + "test_where_nothing_is_intact_there_is_no_checkpoint",
+            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
+        ),
+    ),
+    Row(
+        "no room, input/output error, no permission",
+        "a warning, no number lost",
+        (
+            SURVIVAL + "test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number",
+            "training/test_full_disk.py::test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else",
+        ),
+    ),
+    Row(
+        "another rank's files not there, late, or cut; each rank with a disk of its own",
+        "awaited for a while; then no checkpoint is published, and that disks are not shared is said",
+        (
+            SAVING + "test_a_checkpoint_without_another_ranks_files_is_none",
+            SAVING + "test_no_rank_leaves_its_part_of_a_failed_checkpoint_behind",
+            CHECKPOINT + "test_what_another_rank_wrote_may_come_late",
+            CHECKPOINT + "test_what_another_rank_wrote_must_be_there_whole",
+        ),
+    ),
+    Row(
+        "stale temporary folders, a folder that cannot be made",
+        "cleared away; refused on all ranks together",
+        (
+            CHECKPOINT + "test_what_a_run_that_died_left_half_written_is_cleared_away",
+            SAVING + "test_what_rank_0_cannot_make_all_ranks_raise_together",
+        ),
+    ),
+    Row(
+        "two jobs in the same second",
+        "two folders",
+        ("training/test_folder.py::test_runs_of_the_same_second_get_folders_of_their_own",),
+    ),
+    Row(
+        "ranks started by somebody else",
+        "one folder",
+        ("training/test_launch.py::test_torchrun_starts_ranks_that_agree_on_one_folder",),
+    ),
+    Row(
+        "another configuration on one rank",
+        "named on every rank",
+        ("engine/test_distributed.py::test_a_disagreement_names_the_ranks_on_every_rank",),
+    ),
+    Row(
+        "rewards that raise, give None, NaN, too few numbers, other types, call exit, fork",
+        "as P10",
+        (
+            "rewards/test_score.py::test_a_reward_that_keeps_failing_is_told_with_its_own_words",
+            "rewards/test_contract.py::test_none_is_a_row_without_a_number",
+            "rewards/test_contract.py::test_what_breaks_the_contract_is_told_by_name",
+            "rewards/test_retry.py::test_numbers_for_too_few_rows_are_no_fault_of_a_row",
+            "rewards/test_score.py::test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done",
+            LEAVING + "test_a_reward_with_a_pool_runs_and_one_that_never_answers_is_left",
+        ),
+    ),
+    Row(
+        "rewards that sleep for ever, print a gigabyte, call `os._exit`",
+        "counted as failed",
+        (),
+        "a process of their own",
+    ),
+    Row(
+        "no rows on one rank, equal rewards, empty and cut responses",
+        "finite numbers, the same on every rank",
+        (
+            "training/test_seldom_speaking.py::test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does",
+            "formulas/test_advantages.py::test_equal_scores_give_exactly_zero",
+            "algorithms/test_targets.py::test_truncated_rows_are_treated_as_the_key_says",
+        ),
+    ),
+    Row(
+        "curves that cannot be written",
+        "no row is lost",
+        ("training/test_run.py::test_curves_that_cannot_be_drawn_cost_no_row",),
+    ),
+    Row(
+        "markup, escape sequences, NUL, lone surrogates, ten megabytes on the console",
+        "spelled out, never acted upon, cut",
+        (
+            "training/test_console.py::test_model_text_is_spelled_out_and_never_acted_upon",
+            "training/test_console.py::test_ten_megabytes_are_cut_at_once",
+        ),
+    ),
+    Row(
+        "one job of a sweep fails or is stopped",
+        "the others go on; a rerun does that one alone",
+        (
+            "training/test_launch.py::test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with",
+            "training/test_launch.py::test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later",
+        ),
+    ),
+)
+
+
+def table() -> str:
+    """Both tables in Markdown."""
+    parts = []
+    for head, rows in (("promise", PROMISES), ("fault", FAULTS)):
+        parts += [f"| {head} | what must come of it | shown by | not there yet |", "|---|---|---|---|"]
+        for row in rows:
+            shown = "<br>".join(_shown(name) for name in row.shown)
+            parts.append(f"| {row.what} | {row.expected} | {shown} | {row.missing} |")
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _shown(name: str) -> str:
+    file, _, test = name.partition("::")
+    return f"`{file.rpartition('/')[2]}`: {test.removeprefix('test_').replace('_', ' ')}" if test else name
+
+
+def with_table(page: str) -> str:
+    """The page with the tables as they are now."""
+    before, rest = page.split(MARKERS[0])
+    return "\n".join([before + MARKERS[0], table(), MARKERS[1] + rest.split(MARKERS[1])[1]])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -1,0 +1,94 @@
+"""Faults on purpose at points of a real run: nothing that was published is lost, and the run goes on to the byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from small import small_config, train
+from survival import ONE_AGENT, SHORT, damaged_by_a_flip, ended, fingerprint, start_job, stopped, undisturbed
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.faults import POINTS
+from ippo_cli.training.folder import MANIFEST, all_checkpoints, read_state
+
+KEYS = (*SHORT, ONE_AGENT)  # two agents are stopped in test_resume.py, and in the campaign
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("survival")
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path) -> tuple:
+    """The fingerprint of the run that nothing happens to, and how often it comes by each point."""
+    return undisturbed(root, *KEYS)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte(whole: tuple, root: Path) -> None:
+    expected, passes = whole
+    folder = None
+    for point, kind in (("generate", "sigterm"), ("targets", "sigusr1"), ("step", "sigusr2"), ("save.write", "sigint")):
+        time = 1 if folder else passes[point] // 4 + 1  # in the first iteration; later ones as soon as it is there
+        folder, state = stopped(root, *KEYS, faults=[f"{point}:{kind}:{time}"], folder=folder)
+        assert state == "preempted", (point, kind)
+    folder, state = stopped(root, *KEYS, faults=[], folder=folder)
+    assert state == "done"
+    assert fingerprint(folder) == expected
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
+    for fault in ("save.write:sigkill", "save.rename:sigkill:2", "prune:sigkill"):  # nothing is there after the first
+        assert ended(start_job(tmp_path, *KEYS, faults=[fault])) == -9, fault
+    assert ended(start_job(tmp_path, *KEYS)) == 0
+    done = [path.parent for path in tmp_path.glob("default/*/run.json") if read_state(path.parent) == "done"]
+    assert len(done) == 1
+    assert fingerprint(done[0]) == whole[0]
+    assert not list(done[0].rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number(
+    whole: tuple, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = ["log:eacces", "save.write:enospc", "save.rename:eio"]
+    folder, state = stopped(root, *KEYS, faults=faults)
+    assert state == "done"
+    assert fingerprint(folder) == whole[0]
+    said = capsys.readouterr().out
+    assert said.count("warning: checkpoint not saved (") == 2
+    assert said.count("metrics.jsonl cannot be written (Permission denied") == 1
+
+
+@pytest.mark.slow
+def test_a_hundred_flipped_bits_are_all_seen(root: Path) -> None:
+    newest = all_checkpoints(train(root, *KEYS, "num_iterations=1") / "checkpoints")[-1]
+    chance = random.Random(0)
+    assert [damaged_by_a_flip(newest, chance) for _ in range(100)].count(None) == 0
+    head = [damaged_by_a_flip(newest, chance, newest / MANIFEST, place) for place in range(40)]
+    assert head.count(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("save:sigkill", "names no point; these are compose init"),
+        ("save.write:sigkil", "names no kind; these are sigkill"),
+        ("save.write", "has 1 parts"),
+        ("save.write:sigkill:0", "has no whole numbers"),
+        ("save.write:sigkill:1:x", "has no whole numbers"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        small_config(tmp_path, f"debug_faults=[{text}]")
+
+
+def test_every_point_stands_in_the_code_once() -> None:
+    source = Path(__file__).parents[2] / "src" / "ippo_cli"
+    text = "".join(file.read_text() for file in source.rglob("*.py"))
+    assert {point: text.count(f'fault_point("{point}")') for point in POINTS} == dict.fromkeys(POINTS, 1)
