@@ -67,7 +67,8 @@ def whole(root: Path, *overrides: str) -> tuple[Any, float]:
 
 def kills(root: Path, count: int, chance: random.Random, *overrides: str) -> str:
     """SIGKILL at random times: of the whole job, or of one of its ranks."""
-    expected, seconds = whole(root / "whole", *KILLED, *overrides)
+    expected, _ = whole(root / "whole", *KILLED, *overrides)
+    _, seconds = whole(root / "timed", *KILLED, *overrides)  # the first one waited for what is imported once
     tally = Tally()
     while tally.kills < count:
         place = root / str(tally.runs)
@@ -218,7 +219,7 @@ def main() -> int:
                 said, seconds, failed = f"**broken**: {broken}", 0.0, True
             lines.append(f"| {name} | {said} | {seconds / 60:.1f} |")
             print(lines[-1], flush=True)
-    write_report(lines)
+            write_report(lines)
     return int(failed)
 
 
