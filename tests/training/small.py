@@ -176,10 +176,10 @@ def assert_alike(
                 assert second[key] == (value if value is None else pytest.approx(value, rel=rel, abs=abs)), key
 
 
-def stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, at_call: int = 3) -> Path:
+def stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, at_call: int = 4) -> Path:
     """The folder of a run with `stopping_reward` that left at that call, in its second iteration, and went on.
 
-    The third call is the first iteration's, after two of the evaluation.
+    The fourth call is the second iteration's, after two of the evaluation.
     """
     config, folder = new_run(root, *overrides)
     with monkeypatch.context() as stopping:

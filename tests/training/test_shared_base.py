@@ -161,7 +161,7 @@ def test_every_kind_of_checkpoint_is_resumed_evaluated_and_started_from(
     keys = [*BASE, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
     keys += [f"checkpoint.weights={weights_kept}", f"checkpoint.optimizer={optimizer}"]
     config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")  # the first iteration's, after two of the evaluation
+    monkeypatch.setenv("STOP_AT_CALL", "4")  # the second iteration's, after two of the evaluation
     with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
     monkeypatch.delenv("STOP_AT_CALL")
@@ -223,7 +223,7 @@ def test_whole_models_are_resumed_without_optimizers_from_the_weights_that_were_
     keys = [*SHORT, *stopping_reward(tmp_path), "checkpoint.optimizer=false", f"critic={critic}"]
     keys += ["algorithm.kl.reward.coef=0.1"]
     config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")
+    monkeypatch.setenv("STOP_AT_CALL", "4")
     with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
     monkeypatch.delenv("STOP_AT_CALL")
