@@ -4,8 +4,9 @@
     python scripts/bench/pretrained.py FOLDER --ideal --lengths tail
 
 FOLDER is a model with a chat template (scripts/examples/smollm2.py makes one). One agent with a critic of its own and a
-KL penalty, 64 responses, one epoch of four mini-batches. `fixed`: 32 tokens each; `tail`: up to 128, ending where the
-model ends. Prompts are the same token ids for both. Prints JSON: seconds of an iteration, the first one left out.
+KL penalty, 64 responses, one epoch of four mini-batches. `fixed`: 32 tokens each; `tail`: up to 96, ending where the
+model ends: one prompt in four asks for a text, the others for a sum. Prompts are the same token ids for both. Prints
+JSON: seconds of an iteration, the first one left out.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 from speed import Setting, ratios, spread
 from transformers import AutoTokenizer
 
-from ippo_cli.tasks.subjects import train
+from ippo_cli.tasks import arithmetic, subjects
 
 HERE = Path(__file__).parent
 BATCH = 64
-LENGTHS = {"fixed": Setting(limit=32, fixed=True), "tail": Setting(limit=128, fixed=False)}
-TEMPLATE = "Write something about {subject}."
+LENGTHS = {"fixed": Setting(limit=32, fixed=True), "tail": Setting(limit=96, fixed=False)}
+PROMPTS = 768
 REWARD = '''"""How long responses are, as a share of a hundred characters."""
 
 
@@ -66,11 +67,13 @@ def main() -> None:
 
 def _write(folder: Path, model: Path) -> Path:
     """Rows, the reward, and the prompts as token ids."""
-    rows = train() * 4
+    texts = [f"Write something about {row['subject']}." for row in subjects.train()]
+    sums = [f"What is {row['a']} + {row['b']}? Answer with the number only." for row in arithmetic.train()]
+    rows = [{"prompt": sums[number] if number % 4 else texts[number // 4]} for number in range(PROMPTS)]
     (folder / "reward.py").write_text(REWARD)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    chats = [[{"role": "user", "content": TEMPLATE.format(**row)}] for row in rows]
+    chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps(tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)))
     return prompts
@@ -83,7 +86,7 @@ def _ours(folder: Path, setting: Setting, given: argparse.Namespace) -> dict[str
         f"task.train={shared / 'rows.jsonl'}",
         f"task.eval={shared / 'rows.jsonl'}",
         "task.eval_size=4",
-        f"task.agents={{writer: {{template: '{TEMPLATE}'}}}}",
+        "task.agents={writer: {template: '{prompt}'}}",
         "reward=function",
         f"reward.function={shared / 'reward.py'}:reward",
         "actor=full",
