@@ -64,7 +64,7 @@ def main() -> None:
         print(json.dumps(_run(shape, options.agents[0], keys)))
         return
     shared = [*SHARED, *(NARROW if not any("target_modules" in key or "rank" in key for key in keys) else ()), *keys]
-    result: dict[str, Any] = {"base_parameters": None, "keys": shared}
+    result: dict[str, Any] = {"keys": shared}
     if options.what == "memory":
         held = {number: _child(options, number, shared) for number in options.agents}
         base = next(iter(held.values()))["base_bytes"]
