@@ -30,7 +30,7 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"(task\.(environment|dataset)_args|team\.groups)(\..+)?"
+OPEN = r"(task\.(environment|dataset)_args|team\.groups|reward\.(parts|weights))(\..+)?"
 """Keys below which others may be typed."""
 
 
