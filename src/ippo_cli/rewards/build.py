@@ -14,6 +14,7 @@ from ippo_cli.config.schema import (
     GridRewardConfig,
     Gsm8kRewardConfig,
     LengthRewardConfig,
+    MathRewardConfig,
     MixRewardConfig,
     NumberRewardConfig,
     RewardConfig,
@@ -28,6 +29,7 @@ from ippo_cli.rewards.function import FunctionReward
 from ippo_cli.rewards.grid import GridReward
 from ippo_cli.rewards.gsm8k import Gsm8k
 from ippo_cli.rewards.length import LengthReward
+from ippo_cli.rewards.math import MathReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.number import NearNumber
 from ippo_cli.rewards.responses import OfResponses, ResponseReward
@@ -85,6 +87,10 @@ def _length(config: LengthRewardConfig, agents: Agents) -> RewardFunction:
     return LengthReward(list(agents), config.unit, config.low, config.high, config.margin)
 
 
+def _math(config: MathRewardConfig, agents: Agents) -> RewardFunction:
+    return _of_responses(MathReward(_answers(config, agents), config.workers, config.timeout_s), agents)
+
+
 def _mix(config: MixRewardConfig, agents: Agents) -> RewardFunction:
     parts = {
         name: MixPart(
@@ -112,6 +118,7 @@ BUILDERS: Mapping[RewardKind, Callable[[Any, Agents], RewardFunction]] = {
     RewardKind.grid: _grid,
     RewardKind.gsm8k: _gsm8k,
     RewardKind.length: _length,
+    RewardKind.math: _math,
     RewardKind.mix: _mix,
     RewardKind.number: _number,
 }

@@ -95,6 +95,8 @@ def _run(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt: str, tal
             namespace[CHECK](sandbox.ask)
     except Exception as error:  # outside of an assertion: there the tests end
         tally.note_failed(error)
+    if sandbox.failure is not None and not tally.failed:  # the tests looked away
+        tally.note_failed(sandbox.failure)
 
 
 def _of_prompt(prompt: str) -> dict[str, Any]:

@@ -55,6 +55,11 @@ class Sandbox:
             raise SandboxUnavailable(f"{kind} did not start ({error})") from None
         self._deadline = time.monotonic() + timeout_s
 
+    @property
+    def failure(self) -> ProgramFailed | None:
+        """Why the program is not asked any more."""
+        return self._broken
+
     def load(self, program: str, entry_point: str) -> None:
         """Define what the program defines."""
         self._exchange({"program": program, "entry_point": entry_point})
@@ -140,7 +145,10 @@ def command(kind: str, rules: int = -1) -> list[str]:
     python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
     if kind == LOCAL:
         return [*python, str(RUNNER)]
-    return [BWRAP, *_walls(), "--seccomp", str(rules), *_visible(), "--", *python, "/runner.py"]
+    found = shutil.which(BWRAP)
+    if found is None:
+        raise SandboxUnavailable(f"{BWRAP} is not installed")
+    return [found, *_walls(), "--seccomp", str(rules), *_visible(), "--", *python, "/runner.py"]
 
 
 def _walls() -> list[str]:
