@@ -1,6 +1,7 @@
-"""A process that calls one function whenever it is asked to: `python -m ippo_cli.rewards.child REQUESTS ANSWERS`.
+"""A process that calls one function whenever it is asked to: `python -P child.py REQUESTS ANSWERS PARENT`.
 
-It answers through a pipe of its own, so that whatever the function prints is no answer. Imports no torch.
+It answers through a pipe of its own, so that whatever the function prints is no answer. It is told first where modules
+are found: until then it imports the standard library alone.
 """
 
 from __future__ import annotations

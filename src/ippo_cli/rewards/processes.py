@@ -16,8 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.rewards import child as child_program
 from ippo_cli.rewards.child import HEAD, packed
 
+CHILD = str(child_program.__file__)
 START_S = 120.0
 """How long a process may take until it has imported its function."""
 SHOWN_BYTES = 2**16
@@ -127,13 +129,12 @@ class _Child:
         self.answers, answers = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ippo_cli.rewards.child", str(requests), str(answers), str(os.getpid())],
+                [sys.executable, "-P", CHILD, str(requests), str(answers), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=printed,
                 pass_fds=(requests, answers),
                 start_new_session=True,  # signals to the run's group are not for it, and all of it can be killed
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         finally:
             os.close(requests)
