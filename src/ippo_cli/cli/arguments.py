@@ -14,9 +14,9 @@ from ippo_cli.config.own_code import names_code
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
-CODE = ("reward.function", "task.protocol", "task.environment")  # a file, and a name in it
+CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
 PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.function|task\.protocol|task\.environment"
+    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
     r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
@@ -30,7 +30,7 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"(task\.(environment|dataset)_args|team\.groups)(\..+)?"
+OPEN = r"(task\.(environment|dataset)_args|team\.groups|reward\.(parts|weights))(\..+)?"
 """Keys below which others may be typed."""
 
 

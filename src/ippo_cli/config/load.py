@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.searchpath import register_option_files
 
 T = TypeVar("T")
@@ -52,11 +53,17 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "none": schema.NoCriticConfig,
     },
     "reward": {
+        "code": schema.CodeRewardConfig,
+        "code_pair": schema.CodePairRewardConfig,
         "environment": schema.EnvironmentRewardConfig,
         "exact_match": schema.ExactMatchConfig,
+        "format": schema.FormatRewardConfig,
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "length": schema.LengthRewardConfig,
+        "math": schema.MathRewardConfig,
+        "mix": schema.MixRewardConfig,
         "number": schema.NumberRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
@@ -130,12 +137,15 @@ def resolve(node: DictConfig) -> dict[str, Any]:
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
     plain = _container(bare)
     plain["task"]["agents"] = agents
+    complete_parts(plain["reward"], config_dir() / "reward")
     return plain
 
 
 def typed(plain: dict[str, Any]) -> schema.Config:
     """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
     groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
+    if isinstance(reward := groups["reward"], schema.MixRewardConfig):
+        reward.parts = typed_parts(reward, lambda part, where: _of_kind("reward", part, f"{where}."))
     for name, agent in _part(plain["task"], "agents", "task.").items():
         where = f"task.agents.{name}."
         own = {group: _typed_group(group, _part(agent, group, where), where) for group in KINDS_PER_AGENT}
@@ -274,8 +284,10 @@ def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
 
 def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
     where = f"{where}{group}."
-    if group in PLAIN:
-        return _object(PLAIN[group], value, where)
+    return _object(PLAIN[group], value, where) if group in PLAIN else _of_kind(group, value, where)
+
+
+def _of_kind(group: str, value: dict[str, Any], where: str) -> Any:
     kind = str(value.get("kind"))
     if kind not in KINDS[group]:
         raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))

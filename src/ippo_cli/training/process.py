@@ -32,7 +32,7 @@ from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -164,7 +164,26 @@ def build_trainer(
 ) -> Trainer:
     """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
     task = load_task(config.task, config.seed)
-    reward = build_reward(config.reward, config.task.agents)
+    with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
+        reward = build_reward(config.reward, config.task.agents)
+        unused.callback(close_reward, reward)
+        trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
+        unused.pop_all()
+    return trainer
+
+
+def _build_trainer(
+    config: Config,
+    folder: Path,
+    run: Run,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    task: Task,
+    reward: RewardFunction,
+    *,
+    resumed: bool,
+) -> Trainer:
     plan = arithmetic(config, distributed.world_size(), len(task.train))
     config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)

@@ -24,6 +24,7 @@ class TaskKind(str, Enum):
     environment = "environment"
 
 
+PROTOCOLS = ("parallel", "sequential", "dialogue")  # those that are not of the user's own
 Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or nothing
 
 
