@@ -163,6 +163,6 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool
         typed = key.replace("*", "low")
         with pytest.raises(ConfigError, match="can have no effect on") as raised:
             refuse_without_effect([f"{typed}=1"], of_model=of_model)
-        assert "evaluation.{seed,greedy}" in str(raised.value)
+        assert "evaluation.{seed,size,sampled,num_generations,greedy}" in str(raised.value)
     for key in allowed:
         refuse_without_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)

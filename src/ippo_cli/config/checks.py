@@ -130,6 +130,12 @@ def _check_agents(config: Config) -> None:
             "needs the greedy evaluation",
             "set evaluation.greedy=true, or a primary_metric that starts with sampled/",
         )
+    if mode == "sampled" and not config.evaluation.sampled:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "needs the sampled evaluation",
+            f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
+        )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
 

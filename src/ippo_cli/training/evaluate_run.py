@@ -25,6 +25,7 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.examined import examined_rows
 from ippo_cli.tasks.task import (
     Task,
     goes_on,
@@ -37,6 +38,7 @@ from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console
+from ippo_cli.training.estimates import intervals, length_summary
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.process import prepare_process
@@ -75,6 +77,14 @@ def adapters_of(config: Config) -> dict[str, tuple[str, str | None]]:
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
+    subject = models_of(config)
+    # Equal names of other models are others.
+    identity = [*overrides, json.dumps([subject.told, subject.models], sort_keys=True)]
+    return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
+
+
+def models_of(config: Config) -> Subject:
+    """The models that the configuration names, with nothing trained on them."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {name: description(str(actor.model), actor.revision) for name, actor in actors.items()}
     for agent, actor in actors.items():
@@ -82,9 +92,17 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
             models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
     name = Path(next(iter(models.values()))["model"]).name
     task = {"task": config.task.kind.value, "seed": config.seed}
-    subject = Subject(name=name, models=models, told=task)
-    identity = [*overrides, json.dumps([task, models], sort_keys=True)]  # equal names of other models are others
-    return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
+    return Subject(name=name, models=models, told=task)
+
+
+def one_model(config: Config, model: str) -> Subject:
+    """One Hugging Face model in the place of every agent."""
+    record = description(model, None)
+    return Subject(
+        name=Path(model).name,
+        models=dict.fromkeys(config.task.agents, record),
+        told={"task": config.task.kind.value, "model": model},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +114,11 @@ class Examination:
     held_out: Sequence[Example]
     reward: RewardFunction
 
+    @property
+    def asked(self) -> list[int]:
+        """The places of the held-out examples that are asked about."""
+        return examined_rows(len(self.held_out), self.config.evaluation)
+
     def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
         """How each of them is asked. Raises `ConfigError` where it cannot be, or there is no room for an example."""
         config = self.config
@@ -104,16 +127,21 @@ class Examination:
         refuse_too_long(
             {name: formats[name] for name in speakers_told_of_examples(config.task)},
             lambda agent, example: first_message(agent, config.task.agents[agent], example),
-            enumerate(self.held_out),
+            ((row, self.held_out[row]) for row in self.asked),
             "the held-out data",
             {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()},
         )
         return formats
 
     def scores(
-        self, policies: Mapping[str, FrozenAgent], formats: Mapping[str, PromptFormat], console: Console
+        self,
+        policies: Mapping[str, FrozenAgent],
+        formats: Mapping[str, PromptFormat],
+        console: Console,
+        *,
+        every_sample: bool = False,
     ) -> Evaluation:
-        """What they say, scored. Collective."""
+        """What they say, scored; with `every_sample` all of it is kept. Collective."""
         config = self.config
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
@@ -127,7 +155,8 @@ class Examination:
             draws = Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
             return collect(self.environments, formats, batch, generator, draws)
 
-        return evaluate(play, Task(train=(), held_out=self.held_out), self.reward, config)
+        task = Task(train=(), held_out=self.held_out)
+        return evaluate(play, task, self.reward, config, every_sample=every_sample)
 
 
 @contextmanager
@@ -170,29 +199,53 @@ def _evaluate(
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             policies = load_policies(config, subject, device, {})
-            result = exam.scores(policies, exam.formats(policies), console)
-            console.samples(result.samples[: config.tracker.samples])
-            primary_metric = config.task.primary_metric
+            result = exam.scores(policies, exam.formats(policies), console, every_sample=True)
+            samples, certain = all_samples(result), intervals(result, config.evaluation.seed)
+            console.samples(samples[: config.tracker.samples])
+            primary_metric, rows = config.task.primary_metric, len(exam.asked)
             record = {
                 **subject.told,
                 "models": subject.models,
                 "overrides": list(overrides),
-                "rows": len(exam.held_out),
+                "rows": rows,
+                "episodes": {mode: rows * often for mode, often in result.generations.items()},
+                "failed": result.failed,
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
+                "intervals": {key: finite(one) for key, one in certain.items()},
+                "lengths": length_summary(result),
             }
             target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
-            distributed.on_main(lambda: _write(target, record))
+            distributed.on_main(lambda: _write(target, record, samples))
+            failed = sum(result.failed.values())
             console.say(
-                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(exam.held_out)} rows)"
+                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
+                f"{f', {failed} episodes without a reward' if failed else ''})"
             )
             for key, values in _in_lines(result.metrics).items():
-                console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}")
-            console.say(f"written to {target}")
+                interval = f"   [{certain[key]['low']:.4f}, {certain[key]['high']:.4f}]" if key in certain else ""
+                console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}{interval}")
+            console.say(f"written to {target} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
     return target
+
+
+def all_samples(result: Evaluation) -> list[dict[str, Any]]:
+    """Every rank's samples, by mode. Collective."""
+    parts = distributed.gather_objects(result.samples)
+    return [row for mode in result.generations for part in parts for row in part if row["mode"] == mode]
+
+
+def samples_file(target: Path) -> Path:
+    """Where the samples lie that the scores in a file are of."""
+    return target.with_suffix(".samples.jsonl")
+
+
+def write_samples(file: Path, samples: Sequence[Mapping[str, Any]]) -> None:
+    """One line for each episode."""
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in samples))
 
 
 def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
@@ -204,9 +257,10 @@ def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
     return lines
 
 
-def _write(target: Path, record: dict[str, Any]) -> None:
+def _write(target: Path, record: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     with storing(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
+        write_samples(samples_file(target), samples)
         write_atomically(target, json.dumps(finite(record), indent=1) + "\n")
 
 

@@ -43,6 +43,7 @@ from ippo_cli.models.tiny import tiny_config, tokenizer_of
 from ippo_cli.rollout.critic_view import Layout
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
+from ippo_cli.tasks.examined import episodes_of
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
@@ -223,7 +224,8 @@ def long_views(material: Material) -> dict[str, str]:
 
 def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int, device: str) -> Memory:
     """What each rank holds, on a device of this kind."""
-    rows = max(plan.samples_per_rank[1], -(-len(task.held_out) // ranks))
+    evaluated = episodes_of(len(task.held_out), config.evaluation)
+    rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
     return run_memory(config, material.shapes, ranks, rows, device)
 
 
