@@ -42,6 +42,15 @@ def fields_of(template: str, setting: str) -> set[str]:
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
 
 
+def example_fields(config: PromptConfig, setting: str) -> list[str]:
+    """The fields of an example that an agent is told of, in the order in which its templates name them."""
+    texts = [("template", config.template), ("turn_template", config.turn_template or "")]
+    named = [
+        field for leaf, text in texts for _, field, _, _ in _pieces(text, f"{setting}.{leaf}") if field is not None
+    ]
+    return [f for f in dict.fromkeys(named) if f != OBSERVATION and not is_word_of_conversations(f)]
+
+
 def first_message(agent: str, config: PromptConfig, example: Example, told: Told | None = None) -> str:
     """What an agent is told first about an example.
 
