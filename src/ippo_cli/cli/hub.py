@@ -141,7 +141,8 @@ def _data(config: Config, *, training: bool) -> Iterator[HubName]:
     task = config.task
     if not isinstance(task, JsonlConfig):
         return
-    named = {"task.train": task.train, "task.eval": task.eval} if training else {"task.eval": task.eval}
+    named = {"task.train": task.train} if training or task.eval_share is not None else {}
+    named |= {} if task.eval is None else {"task.eval": task.eval}
     for setting, value in named.items():
         for name in value if isinstance(value, list) else [value]:
             if not has_magic(name) and not names_code(name):

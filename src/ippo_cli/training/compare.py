@@ -14,7 +14,15 @@ from ippo_cli.engine import distributed
 from ippo_cli.training.console import Console
 from ippo_cli.training.estimates import by_row, paired
 from ippo_cli.training.evaluate import Evaluation
-from ippo_cli.training.evaluate_run import Subject, all_samples, examination, load_policies, samples_file, write_samples
+from ippo_cli.training.evaluate_run import (
+    Examination,
+    Subject,
+    all_samples,
+    examination,
+    load_policies,
+    samples_file,
+    write_samples,
+)
 from ippo_cli.training.folder import write_atomically
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
@@ -27,7 +35,7 @@ Side = tuple[Config, Subject]
 def compare(one: Side, other: Side, names: tuple[str, str], root: Path, overrides: Sequence[str]) -> Path:
     """Score both as the first configuration asks and scores, row by row, and test the differences. Returns the file.
 
-    `names`: what they are called where they are shown. One is loaded after the other.
+    `names`: what they are called where they are shown.
     """
     config = one[0]
     device = prepare_process(config)
@@ -35,16 +43,18 @@ def compare(one: Side, other: Side, names: tuple[str, str], root: Path, override
         with examination(config) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
-            for side, name, (own, subject) in zip(SIDES, names, (one, other), strict=True):
-                policies = load_policies(own, subject, device, {})
-                result = exam.scores(policies, exam.formats(policies), console, every_sample=True)
+            loaded: dict[Any, Any] = {}
+            policies = [load_policies(own, subject, device, loaded) for own, subject in (one, other)]
+            teams = [(players, exam.formats(players)) for players in policies]
+            exam = exam.fitting(teams)
+            for side, name, (players, formats) in zip(SIDES, names, teams, strict=True):
+                result = exam.scores(players, formats, console, every_sample=True)
                 samples += [{"of": side, **row} for row in all_samples(result)]
                 primary = config.task.primary_metric
                 console.say(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary})")
                 results.append(result)
-                del policies
             found = _differences(results, config.evaluation.seed)
-            record = _record((one, other), names, results, found, overrides, len(exam.asked))
+            record = _record((one, other), names, results, found, overrides, exam)
             target = root / "evaluations" / _file_name((one, other), config.evaluation.seed, overrides)
             distributed.on_main(lambda: _write(target, record, samples))
             for line in table(found, config.task.primary_metric):
@@ -83,9 +93,9 @@ def _record(
     results: Sequence[Evaluation],
     differences: Mapping[str, Mapping[str, float]],
     overrides: Sequence[str],
-    rows: int,
+    exam: Examination,
 ) -> dict[str, Any]:
-    config = sides[0][0]
+    config = exam.config
     told = {
         side: {
             "name": name,
@@ -99,7 +109,8 @@ def _record(
     return {
         **told,
         "overrides": list(overrides),
-        "rows": rows,
+        "rows": len(exam.asked),
+        "too_long": exam.too_long,
         "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
         "primary_metric": config.task.primary_metric,
         "differences": {key: finite(row) for key, row in differences.items()},

@@ -15,7 +15,7 @@ import torch
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
-from ippo_cli.config.errors import ConfigError, ResumeError, storing
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
@@ -23,9 +23,10 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
-from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
+from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.examined import examined_rows
+from ippo_cli.tasks.rows import narrowed
 from ippo_cli.tasks.task import (
     Task,
     goes_on,
@@ -41,6 +42,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.estimates import intervals, length_summary
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
+from ippo_cli.training.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
 from ippo_cli.types import Batch, Episode, Example
@@ -105,6 +107,10 @@ def one_model(config: Config, model: str) -> Subject:
     )
 
 
+Team = tuple[Mapping[str, FrozenAgent], Mapping[str, PromptFormat]]
+"""Who speaks for each agent, and how each is asked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examination:
     """A task's held-out examples, which policies are asked about: always the same, with the same random numbers."""
@@ -113,6 +119,7 @@ class Examination:
     environments: EnvironmentPool
     held_out: Sequence[Example]
     reward: RewardFunction
+    too_long: int = 0  # held-out examples that were left out for their prompts
 
     @property
     def asked(self) -> list[int]:
@@ -124,14 +131,34 @@ class Examination:
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
-        refuse_too_long(
-            {name: formats[name] for name in speakers_told_of_examples(config.task)},
-            lambda agent, example: first_message(agent, config.task.agents[agent], example),
-            ((row, self.held_out[row]) for row in self.asked),
-            "the held-out data",
-            {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()},
-        )
+        if not drops_too_long(config):
+            told = [(row, self.held_out[row]) for row in self.asked]
+            refuse_too_long(
+                self._first_speakers(formats), self._message, told, "the held-out data", self._contexts(policies)
+            )
         return formats
+
+    def fitting(self, teams: Sequence[Team]) -> Examination:
+        """The same, without rows that there is no room for in some team's prompts, where these are to be dropped."""
+        if not drops_too_long(self.config):
+            return self
+        kept = set(range(len(self.held_out)))
+        for policies, formats in teams:
+            speakers = self._first_speakers(formats)
+            kept &= set(fitting_rows(speakers, self._message, self.held_out, self._contexts(policies)))
+        if not kept:
+            raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
+        return replace(self, held_out=narrowed(self.held_out, sorted(kept)), too_long=len(self.held_out) - len(kept))
+
+    def _message(self, agent: str, example: Example) -> str:
+        return first_message(agent, self.config.task.agents[agent], example)
+
+    def _first_speakers(self, formats: Mapping[str, PromptFormat]) -> dict[str, PromptFormat]:
+        return {name: formats[name] for name in speakers_told_of_examples(self.config.task)}
+
+    def _contexts(self, policies: Mapping[str, FrozenAgent]) -> dict[str, int]:
+        rollout = self.config.rollout
+        return {name: context_limit(policy.policy.lm.config, rollout) for name, policy in policies.items()}
 
     def scores(
         self,
@@ -199,7 +226,9 @@ def _evaluate(
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             policies = load_policies(config, subject, device, {})
-            result = exam.scores(policies, exam.formats(policies), console, every_sample=True)
+            formats = exam.formats(policies)
+            exam = exam.fitting([(policies, formats)])
+            result = exam.scores(policies, formats, console, every_sample=True)
             samples, certain = all_samples(result), intervals(result, config.evaluation.seed)
             console.samples(samples[: config.tracker.samples])
             primary_metric, rows = config.task.primary_metric, len(exam.asked)
@@ -210,6 +239,7 @@ def _evaluate(
                 "rows": rows,
                 "episodes": {mode: rows * often for mode, often in result.generations.items()},
                 "failed": result.failed,
+                "too_long": exam.too_long,
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
@@ -221,7 +251,8 @@ def _evaluate(
             failed = sum(result.failed.values())
             console.say(
                 f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
-                f"{f', {failed} episodes without a reward' if failed else ''})"
+                f"{f', {failed} episodes without a reward' if failed else ''}"
+                f"{f', {exam.too_long} rows left out as too long' if exam.too_long else ''})"
             )
             for key, values in _in_lines(result.metrics).items():
                 interval = f"   [{certain[key]['low']:.4f}, {certain[key]['high']:.4f}]" if key in certain else ""
