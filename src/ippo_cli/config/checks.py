@@ -12,6 +12,7 @@ from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
+from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
@@ -41,7 +42,6 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import check_team, refuse_unusable_name
 
-CHAT_TEMPLATES = ("auto", True, False)
 # What names a world, with an example.
 WORLD_NAMES = {
     "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
@@ -121,6 +121,12 @@ def _check_agents(config: Config) -> None:
             "needs the greedy evaluation",
             "set evaluation.greedy=true, or a primary_metric that starts with sampled/",
         )
+    if mode == "sampled" and not config.evaluation.sampled:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "needs the sampled evaluation",
+            f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
+        )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
 
@@ -143,26 +149,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> None:
     if isinstance(task, SignallingConfig):
         _check_signalling(task)
     if isinstance(task, JsonlConfig):
-        _check_jsonl(task, training=training)
-
-
-def _check_jsonl(task: JsonlConfig, *, training: bool) -> None:
-    if task.chat_template not in CHAT_TEMPLATES:
-        raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
-    for key in ("train", "eval") if training else ("eval",):
-        if getattr(task, key) is None:
-            raise ConfigError(
-                f"task.{key}=null",
-                "names no data",
-                f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id",
-            )
-        listed = getattr(task, key)
-        if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
-            raise ConfigError(
-                f"task.{key}={listed}",
-                "is neither a name nor a list of names",
-                f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]",
-            )
+        check_data(task, training=training)
 
 
 def _check_signalling(task: SignallingConfig) -> None:

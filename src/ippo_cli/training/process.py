@@ -53,6 +53,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    fitting_task,
     long_views,
     memory_of,
     memory_warning,
@@ -187,6 +188,10 @@ def _build_trainer(
     plan = arithmetic(config, distributed.world_size(), len(task.train))
     config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)
+    task, left_out = fitting_task(config, task, material)
+    plan = arithmetic(config, distributed.world_size(), len(task.train))
+    for line in left_out:
+        console.say(line)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)

@@ -110,6 +110,7 @@ from ippo_cli.config.schema.task import (
     SortingConfig,
     TaskConfig,
     TaskKind,
+    TooLong,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,

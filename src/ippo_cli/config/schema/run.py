@@ -61,7 +61,10 @@ class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
-    seed: Seed  # seed of the sampled evaluation
+    size: PositiveInt | None  # at most so many of the held-out rows, drawn by evaluation.seed; null = all
+    seed: Seed  # seed of the sampled evaluation, and of intervals
+    sampled: bool  # sample responses as in training
+    num_generations: PositiveInt  # sampled responses per held-out row; above 1 with pass@k
     greedy: bool  # also decode greedily
 
 
