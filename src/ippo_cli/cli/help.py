@@ -25,6 +25,17 @@ for model= in output_dir, under a name that differs where they do. With crosspla
 scored beside the other agents of each, on the same examples with the same random numbers: a table, crossplay.json,
 crossplay.csv and a picture, with the means of self-play and cross-play and their gap.
 """
+SWEEP_HELP = """\
+ippo-sweep: one table and one picture for a sweep, finished or not.
+
+  ippo-sweep outputs/default/multirun-20260101-120000          the folder that has sweep.json
+  ippo-sweep outputs/grpo-seeds                                or one of runs, such as those of a job array
+  ippo-sweep outputs/default/multirun-... to=report            write the report elsewhere
+
+One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a 95%
+t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
+as summary.json and summary.csv, and with matplotlib as summary.png, into the folder. Nothing else is read or changed.
+"""
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
