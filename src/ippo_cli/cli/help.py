@@ -32,8 +32,8 @@ ippo-sweep: one table and one picture for a sweep, finished or not.
   ippo-sweep outputs/grpo-seeds                                or one of runs, such as those of a job array
   ippo-sweep outputs/default/multirun-... to=report            write the report elsewhere
 
-One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a 95%
-t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
+One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a
+95% t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
 as summary.json and summary.csv, and with matplotlib as summary.png, into the folder. Nothing else is read or changed.
 """
 

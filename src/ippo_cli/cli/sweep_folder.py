@@ -20,6 +20,7 @@ from ippo_cli.training.folder import from_here, write_atomically
 
 FILE = "sweep.json"
 LEAVING = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
+ENDED = ("done", "pruned")  # states of jobs of which nothing is missing
 WIDTH = 160
 SHOWN_KEYS = ("iteration", "score")
 
@@ -31,7 +32,7 @@ class Row:
     job: int
     overrides: list[str]
     folder: str  # below the sweep's
-    state: str = "waiting"  # waiting | running | done | preempted | failed | refused
+    state: str = "waiting"  # waiting | running | done | pruned | preempted | failed | refused
     exit_code: int | None = None
     error: str | None = None
     score: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score}
@@ -80,7 +81,7 @@ def find(beside: Path, arguments: Sequence[str]) -> Path | None:
 
 def is_place(text: str) -> bool:
     """Whether an argument says where jobs run, which may differ when a sweep goes on."""
-    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher."))
+    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "sweep.at_once="))
 
 
 def arguments_of(folder: Path) -> list[str]:
@@ -108,6 +109,13 @@ def changed(folder: Path, job: int) -> Iterator[Row]:
             rows.append(row)
         yield row
         _write(folder, arguments_of(folder), rows)
+
+
+def add(folder: Path, rows: Sequence[Row]) -> None:
+    """Rows of jobs that were made up on the way."""
+    with (folder / ".sweep.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _write(folder, arguments_of(folder), [*rows_of(folder), *rows])
 
 
 def read_run(folder: Path) -> dict[str, Any]:
