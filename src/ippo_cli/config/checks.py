@@ -52,7 +52,7 @@ WORLD_NAMES = {
 
 def check(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
-    _check_constraints(config)
+    check_constraints(config)
     _check_run(config)
     check_plan(config)
     _check_agents(config)
@@ -79,10 +79,11 @@ def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield f"{prefix}{name}", value, known.get(name)
 
 
-def _check_constraints(config: Config) -> None:
+def check_constraints(node: Any, prefix: str = "") -> None:
+    """Raise `ConfigError` for the first value that breaks what is written with its type."""
     # Agents last: what a group gives to all of them is told by the group's name.
     for key, value, constraint in sorted(
-        constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")
+        constrained_leaves(node, prefix), key=lambda leaf: leaf[0].startswith("task.agents.")
     ):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
@@ -98,6 +99,16 @@ def _check_run(config: Config) -> None:
             f"num_iterations={config.num_iterations} num_epochs={config.num_epochs}",
             "must not both be set or both be null",
             "set exactly one, and the other to null",
+        )
+    if (
+        config.stop_after is not None
+        and config.num_iterations is not None
+        and config.stop_after > config.num_iterations
+    ):
+        raise ConfigError(
+            f"stop_after={config.stop_after}",
+            f"is never reached with num_iterations={config.num_iterations}",
+            "use a smaller number, or null",
         )
     for text in config.debug_faults:
         fault(text)

@@ -83,6 +83,12 @@ PLAIN: dict[str, type[Any]] = {
     "launch": schema.LaunchConfig,
     "plan": schema.PlanConfig,
 }
+# Kinds of `sweep=`, which a run knows nothing of.
+SWEEPS: dict[str, type[schema.SweepConfig]] = {
+    "grid": schema.GridSweepConfig,
+    "optuna": schema.OptunaSweepConfig,
+    "population": schema.PopulationSweepConfig,
+}
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")
 KEYS_PER_AGENT: dict[str, type[Any]] = {
@@ -123,7 +129,7 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 
 def resolve(node: DictConfig) -> dict[str, Any]:
-    """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups."""
     _refuse_kinds_alone(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
@@ -134,6 +140,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
+        bare.pop("sweep", None)
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
     plain = _container(bare)
     plain["task"]["agents"] = agents
@@ -155,6 +162,12 @@ def typed(plain: dict[str, Any]) -> schema.Config:
         groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.SpeakerConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
+
+
+def typed_sweep(node: DictConfig) -> schema.SweepConfig:
+    """The sweep of a composition."""
+    plain = _container(node.sweep)
+    return _object(SWEEPS[str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:

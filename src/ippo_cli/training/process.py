@@ -128,7 +128,8 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings)
+    more = "num_iterations=MORE" if config.stop_after is None else "stop_after=null"
+    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:

@@ -32,6 +32,7 @@ class RunConfig:
     seed: Seed  # seeds data order, initial weights and sampling
     num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
+    stop_after: PositiveInt | None  # iterations after which the run is saved and ends early; null = after its last
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
