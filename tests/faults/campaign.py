@@ -49,7 +49,7 @@ from ippo_cli.training.folder import all_checkpoints
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
-PARTS = ("flips", "points", "kills", "signals", "stops", "soak")
+PARTS = ("flips", "points", "kills", "hangs", "signals", "soak", "stops")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
@@ -130,6 +130,36 @@ def points(book: Book, ranks: int) -> str:
     for point, rank in places:
         book.do(f"{point}_{rank}", partial(killed, point, rank))
     return f"{total(book, 'kills')} of {len(places)} kills, one at each point of each rank: every run byte-equal"
+
+
+def hangs(book: Book) -> str:
+    """A rank of two that is stopped, or does nothing any more, at every point of an iteration; and one alone."""
+    limits = ("launch.watchdog_s=3", "launch.watchdog_first_s=60")
+    expected: dict[int, object] = {1: book.whole(*SHORT, name="one")[0], 2: book.whole(*SHORT, *TWO_RANKS)[0]}
+
+    def hung(point: str, kind: str, rank: int, ranks: int, place: Path) -> Found:
+        overrides = (*SHORT, *limits, *(TWO_RANKS if ranks > 1 else ()))
+        fault, later = f"{point}:{kind}", 2 if point in ("score", "targets", "log") else 40
+        code = ended(start_job(place, *overrides, faults=[f"{fault}:{later}:{rank}"]))
+        if code != 11 or not list(place.glob("default/*/errors/stacks_rank_*.txt")):
+            raise Failed(
+                f"{fault} on rank {rank} of {ranks} ended with {code}: {(place / 'errors').read_text()[-400:]}"
+            )
+        code = ended(start_job(place, *overrides))
+        found = list(runs(place))
+        if code != 0 or len(found) != 1 or fingerprint(found[0]) != expected[ranks]:
+            raise Failed(f"after {fault} on rank {rank} of {ranks} the run ended with {code}, or differs")
+        return {"hangs": 1}
+
+    of_an_iteration = ("generate", "score", "targets", "forward", "log")
+    wanted = [(point, kind, rank, 2) for point in of_an_iteration for kind in ("hang", "sigstop") for rank in (0, 1)]
+    wanted = [case for case in wanted if case[0] != "log" or not case[2]]
+    wanted += [(point, "hang", 0, 1) for point in of_an_iteration]
+    for case in wanted:
+        book.do("_".join(map(str, case)), partial(hung, *case))
+    return (
+        f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks: exit code 11, stacks, every run byte-equal"
+    )
 
 
 def stops(book: Book, stride: int, *overrides: str) -> str:
@@ -257,6 +287,7 @@ def main() -> int:
         "points, two ranks": lambda book: points(book, 2),
         "kills, one rank": lambda book: kills(book, asked.kills, asked.seed, ONE_AGENT),
         "kills, two ranks": lambda book: kills(book, max(1, asked.kills // 10), asked.seed, *TWO_RANKS),
+        "hangs": hangs,
         "signals": signals,
         "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
         "stops, two agents": lambda book: stops(book, asked.stride),

@@ -20,7 +20,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.checkpoint_files import (
     Listing,
@@ -133,7 +133,8 @@ class Checkpoints:
         if self._saved != iteration:
             final = self.folder / step_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
-            reports = distributed.gather_objects(self._write(state, temporary))
+            with progress.writing():
+                reports = distributed.gather_objects(self._write(state, temporary))
             failures = [failure for report in reports for failure in report[0]]
             if not failures and distributed.is_main():
                 with noting(failures):
