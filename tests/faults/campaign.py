@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import torch
 from book import Book, Failed, Found, runs
+from small import rows
 from survival import (
     NEVER,
     ONE_AGENT,
@@ -49,7 +50,7 @@ from ippo_cli.training.folder import all_checkpoints
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
-PARTS = ("flips", "points", "kills", "hangs", "signals", "soak", "stops")
+PARTS = ("flips", "points", "kills", "hangs", "reshard", "signals", "soak", "stops")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
@@ -80,7 +81,7 @@ def kills(book: Book, count: int, seed: int, *overrides: str) -> str:
 
     def one_run(number: int, place: Path) -> Found:
         chance, tally = random.Random(f"{seed}/{number}"), Tally()
-        delays = (chance.uniform(0.0, seconds) for _ in range(KILLS_OF_A_RUN))
+        delays = (chance.uniform(0.0, seconds / 2) for _ in range(KILLS_OF_A_RUN))
         killed_until_done(place, expected, *KILLED, *overrides, delays=delays, chance=chance, tally=tally)
         return of_kills(tally, most_lost=2)
 
@@ -160,6 +161,39 @@ def hangs(book: Book) -> str:
     return (
         f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks: exit code 11, stacks, every run byte-equal"
     )
+
+
+def reshard(book: Book) -> str:
+    """Runs of one rank and of two that are asked to leave and go on with two and with one, at every stage."""
+
+    def changed(stage: int, ranks: int, place: Path) -> Found:
+        keys = (*SHORT, "num_iterations=5", f"deepspeed=zero{stage}")
+        expected, _ = book.whole(*keys, "launch.processes=1", name=f"whole{stage}")
+        first = (*keys, f"launch.processes={ranks}")
+        if (code := ended(start_job(place, *first, faults=["targets:sigterm:3"]))) != 75:
+            raise Failed(f"the first part ended with {code}")
+        then = (*keys, f"launch.processes={3 - ranks}", "checkpoint.reshard=true")
+        code, found = ended(start_job(place, *then)), list(runs(place))
+        if code != 0 or len(found) != 1:
+            raise Failed(f"from {ranks} ranks to {3 - ranks} at stage {stage}: ended with {code}")
+        return {"changes": 1, "difference": greatest_difference(rows(found[0]), expected[0])}
+
+    wanted = [(stage, ranks) for stage in range(4) for ranks in (1, 2)]
+    for stage, ranks in wanted:
+        book.do(f"zero{stage}_from_{ranks}", partial(changed, stage, ranks))
+    worst = max((found.get("difference", 0.0) for found in book.cases.values()), default=0.0)
+    return (
+        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one at "
+        f"stages 0 to 3: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
+    )
+
+
+def greatest_difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> float:
+    """Between two runs' numbers, as a part of their size. Raises `Failed` where other things were logged."""
+    if [sorted(row) for row in found] != [sorted(row) for row in expected]:
+        raise Failed("other rows, or other metrics")
+    pairs = [(one[key], other[key]) for one, other in zip(found, expected, strict=True) for key in one]
+    return max(abs(a - b) / max(1.0, abs(b)) for a, b in pairs if a is not None and b is not None)
 
 
 def stops(book: Book, stride: int, *overrides: str) -> str:
@@ -286,6 +320,7 @@ def main() -> int:
         "kills, one rank": lambda book: kills(book, asked.kills, asked.seed, ONE_AGENT),
         "kills, two ranks": lambda book: kills(book, max(1, asked.kills // 10), asked.seed, *TWO_RANKS),
         "hangs": hangs,
+        "reshard": reshard,
         "signals": signals,
         "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
         "stops, two agents": lambda book: stops(book, asked.stride),

@@ -131,12 +131,15 @@ PROMISES = (
     ),
     Row(
         "P11 another number of processes",
-        "refused before anything is loaded",
+        "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the same, "
+        "and numbers agree within rounding",
         (
             "training/test_folder.py::test_a_checkpoint_of_another_number_of_processes_is_refused",
             "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
+            "engine/test_reshard.py::test_one_rank_and_two_go_on_with_each_others_shards",
+            "training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte",
+            "campaign reshard",
         ),
-        "`checkpoint.reshard`",
     ),
     Row(
         "P12 disk full",
@@ -148,10 +151,13 @@ PROMISES = (
         ),
     ),
     Row(
-        "P13 no code from outside",
-        "shards run none when loaded",
-        ("engine/test_zero.py::test_shards_run_no_code_when_loaded",),
-        "redaction of secrets in `command.txt` and configurations",
+        "P13 no code from outside, no secrets inside",
+        "shards run none when loaded; no file of a run holds a secret, and the run goes on with it",
+        (
+            "engine/test_zero.py::test_shards_run_no_code_when_loaded",
+            "training/test_secrets.py::test_no_file_of_a_run_holds_a_secret_that_it_was_given",
+            "config/test_secrets.py::test_what_looks_like_a_secret_is_refused_without_being_shown",
+        ),
     ),
     Row(
         "P14 another configuration on resume",

@@ -179,11 +179,14 @@ class Checkpoints:
         stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{folder} was written by a version with another checkpoint format")
-        refuse_other_world_size(folder, distributed.world_size())
+        if not self.config.reshard:
+            refuse_other_world_size(folder, distributed.world_size())
+        wrote = int(stored["world_size"])
         optimizers = has_optimizers(folder)
         for learner in state.team.learners:
             if optimizers:
-                learner.engine.load(folder / learner.name / f"engine_{learner.stage}")
+                load = learner.engine.load if wrote == distributed.world_size() else learner.engine.load_resharded
+                load(folder / learner.name / f"engine_{learner.stage}")
             learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
@@ -191,7 +194,7 @@ class Checkpoints:
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
-        state.rng = json.loads((folder / f"rng_rank_{distributed.rank()}.json").read_text())
+        state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())
         restore_rng(state.rng)
         self._saved = state.progress.iteration
 
