@@ -41,6 +41,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.teams import check_team, refuse_unusable_name
+from ippo_cli.config.time_limit import check_time_limit
 
 # What names a world, with an example.
 WORLD_NAMES = {
@@ -112,6 +113,13 @@ def _check_run(config: Config) -> None:
         )
     for text in config.debug_faults:
         fault(text)
+    check_time_limit(config.checkpoint.must_save_by)
+    if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
+        raise ConfigError(
+            f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
+            f"is shorter than launch.watchdog_s={config.launch.watchdog_s:g}",
+            "loading takes longer than a step does: use at least as much",
+        )
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 

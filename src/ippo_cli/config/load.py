@@ -21,6 +21,7 @@ from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.searchpath import register_option_files
+from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
 T = TypeVar("T")
 
@@ -145,6 +146,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     plain = _container(bare)
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
+    refuse_secrets(plain)
     return plain
 
 
@@ -171,17 +173,18 @@ def typed_sweep(node: DictConfig) -> schema.SweepConfig:
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
-    """The text of a run's `config.yaml`."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain))
+    """The text of a run's `config.yaml`, in which secrets are names of variables."""
+    return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
 
 
 def from_yaml(path: Path) -> schema.Config:
-    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated."""
+    """The configuration that a run's folder holds. It is data: nothing in it is instantiated, and nothing
+    interpolated but the names of variables that hold secrets."""
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
-    return typed(plain)  # type: ignore[arg-type]
+    return typed(restored(plain))
 
 
 def shown(node: DictConfig, *, resolve: bool) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
 from ippo_cli.engine.optimizers import client_optimizer
+from ippo_cli.engine.reshard import Shards, restore
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -73,6 +74,8 @@ class Engine(Generic[M]):
         self._stage: int = config["zero_optimization"]["stage"]
         self._offloads = config["zero_optimization"]["offload_optimizer"] is not None
         self._owned = {id(param) for group in groups for param in group["params"]}
+        names = {id(param): name for name, param in module.named_parameters()}
+        self._names = [names[id(param)] for group in groups for param in group["params"]]
         self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
@@ -249,6 +252,18 @@ class Engine(Generic[M]):
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
+        self._with_own_hyperparameters()
+
+    def load_resharded(self, folder: Path | str) -> None:
+        """The same for what another number of ranks has saved, at whichever stage. Every rank reads all files."""
+        if not self._loadable:
+            raise RuntimeError("an engine that has saved cannot load; build a new one")
+        assert self._optimizer is not None
+        shards = Shards(Path(folder) / TAG, self._names, lambda path: _read(path, mapped=True))
+        restore(self.module, shards, self._ds.optimizer, self._optimizer, distributed.rank())
+        self._with_own_hyperparameters()
+
+    def _with_own_hyperparameters(self) -> None:
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
@@ -387,11 +402,11 @@ def _without_enums(state: Any) -> Any:
     return state
 
 
-def _read(path: str, map_location: Any = None) -> dict[str, Any]:
+def _read(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
     """Reads one file as data: of all the classes a pickle may name, only the three that DeepSpeed writes."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
     with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
