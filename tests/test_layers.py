@@ -45,6 +45,7 @@ PLACES = {
     "mlflow": ("training/run.py",),
     "datasets": ("tasks/",),
     "rich": ("training/",),
+    "jinja2": ("tasks/",),
     "gymnasium": ("tasks/worlds/",),
     "pettingzoo": ("tasks/worlds/pettingzoo_world.py",),
     "reasoning_gym": ("tasks/worlds/reasoning_gym_world.py",),

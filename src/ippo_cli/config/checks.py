@@ -12,6 +12,7 @@ from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
+from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
@@ -40,8 +41,8 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.teams import check_team, refuse_unusable_name
+from ippo_cli.config.time_limit import check_time_limit
 
-CHAT_TEMPLATES = ("auto", True, False)
 # What names a world, with an example.
 WORLD_NAMES = {
     "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
@@ -52,7 +53,7 @@ WORLD_NAMES = {
 
 def check(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
-    _check_constraints(config)
+    check_constraints(config)
     _check_run(config)
     check_plan(config)
     _check_agents(config)
@@ -79,10 +80,11 @@ def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield f"{prefix}{name}", value, known.get(name)
 
 
-def _check_constraints(config: Config) -> None:
+def check_constraints(node: Any, prefix: str = "") -> None:
+    """Raise `ConfigError` for the first value that breaks what is written with its type."""
     # Agents last: what a group gives to all of them is told by the group's name.
     for key, value, constraint in sorted(
-        constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")
+        constrained_leaves(node, prefix), key=lambda leaf: leaf[0].startswith("task.agents.")
     ):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
@@ -99,8 +101,25 @@ def _check_run(config: Config) -> None:
             "must not both be set or both be null",
             "set exactly one, and the other to null",
         )
+    if (
+        config.stop_after is not None
+        and config.num_iterations is not None
+        and config.stop_after > config.num_iterations
+    ):
+        raise ConfigError(
+            f"stop_after={config.stop_after}",
+            f"is never reached with num_iterations={config.num_iterations}",
+            "use a smaller number, or null",
+        )
     for text in config.debug_faults:
         fault(text)
+    check_time_limit(config.checkpoint.must_save_by)
+    if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
+        raise ConfigError(
+            f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
+            f"is shorter than launch.watchdog_s={config.launch.watchdog_s:g}",
+            "loading takes longer than a step does: use at least as much",
+        )
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 
@@ -120,6 +139,12 @@ def _check_agents(config: Config) -> None:
             f"task.primary_metric={config.task.primary_metric}",
             "needs the greedy evaluation",
             "set evaluation.greedy=true, or a primary_metric that starts with sampled/",
+        )
+    if mode == "sampled" and not config.evaluation.sampled:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "needs the sampled evaluation",
+            f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
         )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
@@ -143,26 +168,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> None:
     if isinstance(task, SignallingConfig):
         _check_signalling(task)
     if isinstance(task, JsonlConfig):
-        _check_jsonl(task, training=training)
-
-
-def _check_jsonl(task: JsonlConfig, *, training: bool) -> None:
-    if task.chat_template not in CHAT_TEMPLATES:
-        raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
-    for key in ("train", "eval") if training else ("eval",):
-        if getattr(task, key) is None:
-            raise ConfigError(
-                f"task.{key}=null",
-                "names no data",
-                f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id",
-            )
-        listed = getattr(task, key)
-        if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
-            raise ConfigError(
-                f"task.{key}={listed}",
-                "is neither a name nor a list of names",
-                f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]",
-            )
+        check_data(task, training=training)
 
 
 def _check_signalling(task: SignallingConfig) -> None:

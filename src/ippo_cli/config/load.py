@@ -21,6 +21,7 @@ from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.searchpath import register_option_files
+from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
 T = TypeVar("T")
 
@@ -83,6 +84,12 @@ PLAIN: dict[str, type[Any]] = {
     "launch": schema.LaunchConfig,
     "plan": schema.PlanConfig,
 }
+# Kinds of `sweep=`, which a run knows nothing of.
+SWEEPS: dict[str, type[schema.SweepConfig]] = {
+    "grid": schema.GridSweepConfig,
+    "optuna": schema.OptunaSweepConfig,
+    "population": schema.PopulationSweepConfig,
+}
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")
 KEYS_PER_AGENT: dict[str, type[Any]] = {
@@ -123,7 +130,7 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 
 def resolve(node: DictConfig) -> dict[str, Any]:
-    """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups."""
     _refuse_kinds_alone(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
@@ -134,10 +141,12 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
+        bare.pop("sweep", None)
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
     plain = _container(bare)
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
+    refuse_secrets(plain)
     return plain
 
 
@@ -157,18 +166,25 @@ def typed(plain: dict[str, Any]) -> schema.Config:
     return schema.Config(**vars(run), **groups)
 
 
+def typed_sweep(node: DictConfig) -> schema.SweepConfig:
+    """The sweep of a composition."""
+    plain = _container(node.sweep)
+    return _object(SWEEPS[str(plain["kind"])], plain, "sweep.")
+
+
 def to_yaml(plain: dict[str, Any]) -> str:
-    """The text of a run's `config.yaml`."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain))
+    """The text of a run's `config.yaml`, in which secrets are names of variables."""
+    return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
 
 
 def from_yaml(path: Path) -> schema.Config:
-    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated."""
+    """The configuration that a run's folder holds. It is data: nothing in it is instantiated, and nothing
+    interpolated but the names of variables that hold secrets."""
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
-    return typed(plain)  # type: ignore[arg-type]
+    return typed(restored(plain))
 
 
 def shown(node: DictConfig, *, resolve: bool) -> str:

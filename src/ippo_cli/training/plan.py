@@ -31,6 +31,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    fitting_task,
     free_disk,
     long_views,
     memory_of,
@@ -59,6 +60,10 @@ def show_plan(config: Config) -> None:
     close_reward(build_reward(config.reward, config.task.agents))
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
+    task, left_out = fitting_task(config, task, material)
+    plan = arithmetic(config, ranks, len(task.train))
+    for line in left_out:
+        _say(*line.split(": ", 1))
     formats = fitting_formats(config, plan, task, example_schedule(config, plan, task), material)
     memory = memory_of(config, plan, task, material, ranks, machine.device)
     _show_sizes(config, task, plan, memory, ranks)

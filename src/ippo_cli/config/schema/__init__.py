@@ -98,6 +98,15 @@ from ippo_cli.config.schema.run import (
     RunConfig,
     TrackerConfig,
 )
+from ippo_cli.config.schema.sweep import (
+    Composition,
+    GridSweepConfig,
+    OptunaSweepConfig,
+    PopulationSweepConfig,
+    SearchConfig,
+    SweepConfig,
+    SweepKind,
+)
 from ippo_cli.config.schema.task import (
     PROTOCOLS,
     ConversationConfig,
@@ -110,6 +119,7 @@ from ippo_cli.config.schema.task import (
     SortingConfig,
     TaskConfig,
     TaskKind,
+    TooLong,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
@@ -134,7 +144,7 @@ from ippo_cli.config.schema.world import (
 )
 
 SCHEMAS: dict[str, type[Any]] = {
-    "config": Config,
+    "config": Composition,
     "task_sorting": SortingConfig,
     "task_jsonl": JsonlConfig,
     "task_probe_letters": LettersConfig,
@@ -178,5 +188,8 @@ SCHEMAS: dict[str, type[Any]] = {
     "tracker": TrackerConfig,
     "launch": LaunchConfig,
     "plan": PlanConfig,
+    "sweep_grid": GridSweepConfig,
+    "sweep_optuna": OptunaSweepConfig,
+    "sweep_population": PopulationSweepConfig,
 }
 """Schema nodes by the name under which a YAML file lists them first (`/schema/NAME@_here_`)."""
