@@ -119,6 +119,7 @@ def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
         ("actor.model=model", "model"),
         ("task.agents.low.critic.warm_start=./model", "model"),
         ("reward.function=score.py:score", "score.py:score"),
+        ("++reward.parts.mine.function=score.py:score", "score.py:score"),
         ("task.train=score.py:score", "score.py:score"),
         ("task.protocol=score.py:score", "score.py:score"),
         ("+task.environment=score.py:score", "score.py:score"),

@@ -35,6 +35,7 @@ UNBOUNDED = {
     "entropy_coef",
     "invalid_reward",
     "seat",
+    "weights",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"

@@ -14,9 +14,9 @@ from ippo_cli.config.own_code import is_function_of_file, names_code
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
-CODE = ("reward.function", "task.protocol", "task.environment")  # a file, and a name in it
+CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
 PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.function|task\.protocol|task\.environment"
+    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
     r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
@@ -32,7 +32,7 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"(task\.(environment|dataset)_args|task\.columns|team\.groups)(\..+)?"
+OPEN = r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights))(\..+)?"
 """Keys below which others may be typed."""
 
 

@@ -53,6 +53,17 @@ What is typed goes into the templates of the task, field by field; later message
 greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is rollout.temperature=0.5) say how answers are sampled.
 /reset begins anew, /exit and the end of the input leave. Lines may be piped in. What models write is shown escaped.
 """
+SWEEP_HELP = """\
+ippo-sweep: one table and one picture for a sweep, finished or not.
+
+  ippo-sweep outputs/default/multirun-20260101-120000          the folder that has sweep.json
+  ippo-sweep outputs/grpo-seeds                                or one of runs, such as those of a job array
+  ippo-sweep outputs/default/multirun-... to=report            write the report elsewhere
+
+One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a
+95% t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
+as summary.json and summary.csv, and with matplotlib as summary.png, into the folder. Nothing else is read or changed.
+"""
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:

@@ -87,6 +87,27 @@ OF_BOTH = (
     "reward.bare",
     "reward.function",
     "reward.step_cost",
+    "reward.per_sample",
+    "reward.concurrency",
+    "reward.process",
+    "reward.timeout_s",
+    "reward.unit",
+    "reward.low",
+    "reward.high",
+    "reward.margin",
+    "reward.pattern",
+    "reward.workers",
+    "reward.sandbox",
+    "reward.prompt",
+    "reward.test",
+    "reward.entry_point",
+    "reward.helper",
+    "reward.parses",
+    "reward.defines",
+    "reward.calls",
+    "reward.tests",
+    "reward.parts",
+    "reward.weights",
     "evaluation.seed",
     "evaluation.size",
     "evaluation.sampled",
@@ -151,7 +172,11 @@ def _shown(value: Any) -> str:
 
 def _general(key: str) -> str:
     """A key with `*` for an agent's name, without what is of the user's choice."""
-    return re.sub(r"^(task\.(?:\w+_args|columns))\..*", r"\1", re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key))
+    return re.sub(
+        r"^(task\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
+        r"\1",
+        re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key),
+    )
 
 
 def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
@@ -188,17 +188,14 @@ class Examination:
 
 @contextmanager
 def examination(config: Config) -> Iterator[Examination]:
-    """Of the task of a configuration; its environments are closed afterwards."""
-    environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
-    try:
-        yield Examination(
-            config=config,
-            environments=environments,
-            held_out=load_held_out(config.task, config.seed),
-            reward=build_reward(config.reward, config.task.agents),
-        )
-    finally:
-        environments.close()
+    """Of the task of a configuration; its environments and its reward are closed afterwards."""
+    with ExitStack() as held:
+        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
+        held.callback(environments.close)
+        held_out = load_held_out(config.task, config.seed)
+        reward = build_reward(config.reward, config.task.agents)
+        held.callback(close_reward, reward)
+        yield Examination(config=config, environments=environments, held_out=held_out, reward=reward)
 
 
 def load_policies(

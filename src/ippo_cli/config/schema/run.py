@@ -32,6 +32,7 @@ class RunConfig:
     seed: Seed  # seeds data order, initial weights and sampling
     num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
+    stop_after: PositiveInt | None  # iterations after which the run is saved and ends early; null = after its last
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
@@ -50,9 +51,15 @@ class CheckpointConfig:
 
     every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
     every_seconds: PositiveFloat | None  # seconds since the last one that make one due as well; null = no number does
+    must_save_by: (
+        str | None
+    )  # auto (the end of the SLURM job) | null | seconds from the start | a time: saves before it
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
+    reshard: (
+        bool  # go on with another number of processes than wrote the checkpoint; equal up to rounding, not to the bit
+    )
     optimizer: bool  # keep optimizer states; without them a checkpoint is smaller and a resume starts optimizers anew
 
 

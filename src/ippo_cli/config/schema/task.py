@@ -24,6 +24,9 @@ class TaskKind(str, Enum):
     environment = "environment"
 
 
+PROTOCOLS = ("parallel", "sequential", "dialogue")  # those that are not of the user's own
+
+
 class TooLong(str, Enum):
     error = "error"
     drop = "drop"
