@@ -1,4 +1,4 @@
-"""One rank of a run on several machines: `python -m ippo_cli.cli.node OVERRIDES`, its place being in the environment."""
+"""One rank of a run on several machines: `python -m ippo_cli.cli.node OVERRIDES`, told in its environment which."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ippo_cli.config.errors import ConfigError
 
-
 NODE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
@@ -63,7 +62,7 @@ def ranks_from(environ: Mapping[str, str]) -> Ranks:
 
 
 def node_rank(environ: Mapping[str, str], nodes: int) -> int:
-    """Which of several machines this is, where the same line is typed on each. Raises `ConfigError` where none says so."""
+    """Which of several machines this is, where the same line is typed on each. Raises `ConfigError` where none says."""
     setting = f"launch.nodes={nodes}"
     missing = [name for name in NODE if name not in environ]
     example = "MASTER_ADDR=node1 MASTER_PORT=29500 NODE_RANK=0 ippo-train ..., with another NODE_RANK on each machine"

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
