@@ -131,8 +131,8 @@ PROMISES = (
     ),
     Row(
         "P11 another number of processes",
-        "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the same, "
-        "and numbers agree within rounding",
+        "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the "
+        "same, and numbers agree within rounding",
         (
             "training/test_folder.py::test_a_checkpoint_of_another_number_of_processes_is_refused",
             "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
