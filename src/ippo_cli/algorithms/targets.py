@@ -44,7 +44,7 @@ class Algorithm:
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` counts
-    kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent
+    kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent, where it adapts
 
     @property
     def needs_greedy(self) -> bool:
@@ -53,10 +53,12 @@ class Algorithm:
 
     def kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The reward's KL coefficient that targets use; None for an agent without a reference."""
-        return {
-            name: self.kl_coef.get(name, self.config.kl.reward.coef) if agent.reference is not None else None
-            for name, agent in agents.items()
-        }
+        return {name: self._kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()}
+
+    def _kl_coef(self, name: str) -> float:
+        """What was adapted so far, or the configuration's coefficient, which may be another one after a resume."""
+        settings = self.config.kl.reward
+        return settings.coef if settings.target is None else self.kl_coef.get(name, settings.coef)
 
     def targets(
         self,
@@ -171,7 +173,7 @@ class Algorithm:
     def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
         """The reward's KL term, and the coefficient that the next buffer uses."""
         settings = self.config.kl.reward
-        coef = self.kl_coef.get(agent.name, settings.coef)
+        coef = self._kl_coef(agent.name)
         if settings.coef == 0.0:
             return torch.zeros_like(ref_logprobs), coef
         if settings.estimator == "full":

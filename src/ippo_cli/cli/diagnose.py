@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
 from ippo_cli.config.aliases import ours
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import KINDS, compose_node, config_dir, leaves
+from ippo_cli.config.load import KINDS, SWEEPS, compose_node, config_dir, leaves
 from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
 from ippo_cli.config.text import closest
 from ippo_cli.config.yaml_source import shortest
@@ -107,7 +107,8 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return ConfigError(text, "does not fit", _first_lines(error))
     group, _, leaf = name.partition(".")
-    others = [kind for kind, cls in KINDS.get(group, {}).items() if leaf in {field.name for field in fields(cls)}]
+    kinds = SWEEPS if group == "sweep" else KINDS.get(group, {})
+    others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
     if others:
         return ConfigError(
             text,

@@ -36,6 +36,8 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; every expected failure is told in one block."""
     # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Large tensors come and go: in pages of 2 MiB rather than of 4 KiB, where the system offers them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:

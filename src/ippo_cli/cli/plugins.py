@@ -16,7 +16,6 @@ PACKAGES = {
         "rq": "hydra-rq-launcher",
     },
     "hydra/sweeper": {
-        "optuna": "hydra-optuna-sweeper",
         "ax": "hydra-ax-sweeper",
         "nevergrad": "hydra-nevergrad-sweeper",
     },
@@ -25,6 +24,8 @@ PACKAGES = {
 
 def no_such_plugin(group: str, option: str) -> ConfigError:
     """What to say of an option of `hydra/launcher` or `hydra/sweeper` that Hydra does not find."""
+    if (group, option) == ("hydra/sweeper", "optuna"):
+        return ConfigError(f"{group}={option}", "is a plugin for optuna below 3", "use sweep=optuna")
     package = PACKAGES[group].get(option)
     if package is not None:
         return ConfigError(f"{group}={option}", "needs a plugin that is not installed here", f"pip install {package}")

@@ -204,7 +204,7 @@ def _below_agent(key: str) -> str:
 
 def _drift(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
     """Frozen leaves of the run that would change."""
-    return [difference for difference in _differences(folder, now) if _is_frozen(difference[0])]
+    return [difference for difference in _differences(folder, now) if is_frozen(difference[0])]
 
 
 def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
@@ -222,5 +222,6 @@ def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, obj
     ]
 
 
-def _is_frozen(key: str) -> bool:
+def is_frozen(key: str) -> bool:
+    """Whether a run that goes on must have the value of this key that it began with."""
     return key.startswith(FROZEN) and key.rsplit(".", 1)[-1] not in FREE_OF_AGENTS

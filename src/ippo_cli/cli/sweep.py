@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,14 +36,17 @@ from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
 from ippo_cli.cli.sweep_grid import expanded
 from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
+from ippo_cli.cli.sweep_kinds import fit_into, search_of
 from ippo_cli.cli.sweep_outcome import SweepRefused, close, refusal
+from ippo_cli.cli.sweep_search import Listed, Search, run_search, taken_up
 from ippo_cli.cli.sweep_signals import SignalForwarding
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.hardware import world_size
-from ippo_cli.config.load import config_dir, register_schemas, resolve, typed
-from ippo_cli.config.schema import Config, Mode
+from ippo_cli.config.load import config_dir, register_schemas, resolve, typed, typed_sweep
+from ippo_cli.config.schema import Config, Mode, SweepKind
 from ippo_cli.config.searchpath import SEARCH_PATH
+from ippo_cli.config.sweeps import check_job_of, check_sweep
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
 
@@ -125,7 +128,8 @@ class _Sweeping:
         self.typed_now = typed_now
         self.folders = [text for text in overrides if text.startswith(SEARCH_PATH)]
         of_hydra = [text for text in overrides if text.lstrip("+~").startswith(("hydra.", "hydra/"))]
-        self.overrides = [text for text in overrides if text not in of_hydra]
+        of_sweep = [text for text in overrides if text.lstrip("+~").startswith(("sweep=", "sweep."))]
+        self.overrides = [text for text in overrides if text not in (*of_hydra, *of_sweep)]
 
         def composed(texts: list[str]) -> DictConfig:
             return hydra.compose_config(config_name, texts, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
@@ -134,28 +138,63 @@ class _Sweeping:
             self.master = composed(overrides)
         except (HydraException, OmegaConfBaseException):
             # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
-            first = [*of_hydra, *self._expanded(self.overrides)[0]]
+            first = [*of_hydra, *of_sweep, *self._expanded(self.overrides)[0]]
             try:
                 self.master = composed(first)
             except (HydraException, OmegaConfBaseException) as error:
                 raise diagnose(first, error) from error
         self.place = Path(str(self.master.hydra.sweep.dir))
+        self.sweep = typed_sweep(self.master)
+        check_sweep(self.sweep)
         self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
         self.resumed = self._found(wanted, saved)
 
     def run(self) -> None:
+        search = self._search()
         if self.master.hydra.sweeper._target_ != GRID:
-            self._run_sampled()
-            return
-        jobs, done = self._checked()
+            # Of a sweeper that makes up its jobs on the way each is checked when it comes.
+            self._run(sweep_folder.reserve(self.place, chosen=self.chosen), [], None, self._sample)
+        elif isinstance(search, Listed) or self.resumed is None:
+            self._run_checked(search)
+        else:
+            rows, plains = taken_up(self.resumed, search, lambda row: self._job(row).plain)
+            self._announce(search.total, sum(row.state in sweep_folder.ENDED for row in rows), self.resumed)
+            self._run(self.resumed, rows, search.total, lambda this: self._side_by_side(search, this, plains))
+
+    def _search(self) -> Search:
+        """What makes up the jobs. Raises `ConfigError` where it cannot, or not with this launcher."""
+        if self.sweep.kind is SweepKind.grid and self.sweep.at_once == 1:
+            return Listed()
+        launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
+        setting = f"sweep={self.sweep.kind.value} sweep.at_once={self.sweep.at_once}"
+        if launcher != "basic":
+            remedy = "leave the launcher out, or use sweep=grid with sweep.at_once=1"
+            raise ConfigError(
+                setting, f"runs its jobs on this machine, and so not by hydra/launcher={launcher}", remedy
+            )
+        if self.master.hydra.sweeper._target_ != GRID or self.master.hydra.sweeper.params:
+            raise ConfigError(setting, "knows its jobs itself, and so needs no hydra.sweeper", "leave that out")
+        return search_of(self.sweep, self.overrides, self._options)
+
+    def _run_checked(self, search: Search) -> None:
+        """Run jobs of which the first ones, or all, are known and checked before anything begins."""
+        jobs, done = self._checked(self._rows() if isinstance(search, Listed) else search.due(self.place, []))
         if jobs and jobs[0].config.mode is Mode.plan:
             self._plan(jobs)
             return
         rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
         folder = self.resumed or sweep_folder.reserve(self.place, chosen=self.chosen)
-        words = f", {len(done)} of them done" if done else ""
-        print(f"ippo-train: a sweep of {len(rows)} jobs{words} -> {from_here(folder)}", flush=True)
-        self._run(folder, rows, [job.row for job in jobs])
+        total = len(rows) if isinstance(search, Listed) else search.total
+        self._announce(total, len(done), folder)
+        if isinstance(search, Listed) and self.sweep.at_once == 1:
+            self._run(folder, rows, total, lambda this: self._launch(this, [job.row for job in jobs]))
+        else:
+            plains = {job.row.job: job.plain for job in jobs}
+            self._run(folder, rows, total, lambda this: self._side_by_side(search, this, plains))
+
+    def _announce(self, total: int, done: int, folder: Path) -> None:
+        words = f", {done} of them done" if done else ""
+        print(f"ippo-train: a sweep of {total} jobs{words} -> {from_here(folder)}", flush=True)
 
     def _found(self, wanted: str, saved: Path | None) -> Path | None:
         """The sweep to go on with; None for a new one."""
@@ -180,13 +219,13 @@ class _Sweeping:
 
     # ---- which jobs -------------------------------------------------------------------------------------------
 
-    def _expanded(self, overrides: Sequence[str]) -> list[list[str]]:
-        def options(group: str) -> list[str]:
-            return self.loader.get_group_options(  # type: ignore[call-arg]
-                group, ObjectType.CONFIG, self.config_name, self.folders
-            )
+    def _options(self, group: str) -> list[str]:
+        return self.loader.get_group_options(  # type: ignore[call-arg]
+            group, ObjectType.CONFIG, self.config_name, self.folders
+        )
 
-        return expanded(overrides, options)
+    def _expanded(self, overrides: Sequence[str]) -> list[list[str]]:
+        return expanded(overrides, self._options)
 
     def _rows(self) -> list[Row]:
         if self.resumed is not None:
@@ -195,9 +234,8 @@ class _Sweeping:
         grid = self._expanded([*params, *self.overrides])
         return [Row(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
 
-    def _checked(self) -> tuple[list[Job], list[Row]]:
+    def _checked(self, rows: list[Row]) -> tuple[list[Job], list[Row]]:
         """The jobs to run, and the rows of those that are done. Raises `SweepRefused` with all jobs that cannot run."""
-        rows = self._rows()
         print(f"ippo-train: checking {len(rows)} jobs", flush=True)
         jobs: list[Job] = []
         refused: dict[int, IppoError] = {}
@@ -240,6 +278,8 @@ class _Sweeping:
             raise diagnose([*self.folders, *row.overrides], error) from error
         config = typed(plain)
         check(config, world_size(config, None))
+        check_job_of(self.sweep, config)
+        fit_into(self.sweep, row, plain, config)
         if self.resumed is not None:
             refuse_resume(self.resumed / row.folder, plain, config)
             sweep_folder.end(row, "waiting", None, None)
@@ -265,14 +305,8 @@ class _Sweeping:
         if refused:
             raise refusal(rows, refused)
 
-    def _run_sampled(self) -> None:
-        """With a sweeper that makes up its jobs on the way: each is checked when it comes."""
-        folder = sweep_folder.reserve(self.place, chosen=self.chosen)
-        self._run(folder, None, [])
-
-    def _run(self, folder: Path, rows: Sequence[Row] | None, to_run: Sequence[Row]) -> None:
-        """Run these of the jobs, or those of a sweeper; then show the table and say how it ended."""
-        total = None if rows is None else len(rows)
+    def _run(self, folder: Path, rows: Sequence[Row], total: int | None, work: Callable[[Sweep], None]) -> None:
+        """Do the work of a sweep with these rows; then show the table and say how it ended."""
         this = Sweep(
             folder,
             socket.gethostname(),
@@ -288,15 +322,18 @@ class _Sweeping:
         with ExitStack() as held:
             held.enter_context(lock(folder))
             (folder / LEAVING).unlink(missing_ok=True)
-            sweep_folder.create(folder, self.typed_now, rows or [])
+            sweep_folder.create(folder, self.typed_now, rows)
             held.enter_context(SignalForwarding(folder))
             try:
-                self._launch(this, to_run) if rows is not None else self._sample(this)
+                work(this)
             except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
                 error = f"{type(problem).__name__}: {problem}"
                 if not isinstance(problem, IppoError) and not (folder / LEAVING).exists():
                     traceback.print_exc()
         close(folder, error)
+
+    def _side_by_side(self, search: Search, this: Sweep, plains: dict[int, dict[str, Any]]) -> None:
+        run_search(search, this, self.sweep.at_once, lambda row: self._job(row).plain, plains)
 
     def _launch(self, this: Sweep, rows: Sequence[Row]) -> None:
         callbacks = Callbacks(self.master)

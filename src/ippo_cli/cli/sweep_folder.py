@@ -21,6 +21,7 @@ from ippo_cli.training.folder import from_here, write_atomically
 
 FILE = "sweep.json"
 LEAVING = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
+ENDED = ("done", "pruned")  # states of jobs of which nothing is missing
 WIDTH = 160
 SHOWN_KEYS = ("iteration", "score")
 
@@ -32,7 +33,7 @@ class Row:
     job: int
     overrides: list[str]
     folder: str  # below the sweep's
-    state: str = "waiting"  # waiting | running | done | preempted | failed | refused
+    state: str = "waiting"  # waiting | running | done | pruned | preempted | failed | refused
     exit_code: int | None = None
     error: str | None = None
     score: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score}
@@ -40,6 +41,10 @@ class Row:
     host: str | None = None  # of the process that runs the job
     pid: int | None = None
     slurm: str | None = None  # the job that SLURM runs it as
+    pruned_at: int | None = None  # iteration whose score showed that the job was hopeless: it was asked to leave
+    generation: int | None = None  # of a population, from 1
+    member: int | None = None  # of its generation, from 1
+    parent: int | None = None  # the job whose checkpoint it went on from
 
 
 def reserve(folder: Path, *, chosen: bool) -> Path:
@@ -77,7 +82,7 @@ def find(beside: Path, arguments: Sequence[str]) -> Path | None:
 
 def is_place(text: str) -> bool:
     """Whether an argument says where jobs run, which may differ when a sweep goes on."""
-    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher."))
+    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "sweep.at_once="))
 
 
 def arguments_of(folder: Path) -> list[str]:
@@ -105,6 +110,13 @@ def changed(folder: Path, job: int) -> Iterator[Row]:
             rows.append(row)
         yield row
         _write(folder, arguments_of(folder), rows)
+
+
+def add(folder: Path, rows: Sequence[Row]) -> None:
+    """Rows of jobs that were made up on the way."""
+    with (folder / ".sweep.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _write(folder, arguments_of(folder), [*rows_of(folder), *rows])
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -161,17 +173,23 @@ def table(folder: Path, rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    head = ["job", "overrides", "state", "score: first -> best, last", "time", "folder"]
-    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    room = WIDTH - sum(widths) - 2 * (len(widths) - 1) + widths[1]
-    widths[1] = min(widths[1], max(room, 24))
-    lines = []
-    for line in [head, *cells]:
-        first, *more = textwrap.wrap(line[1], widths[1], break_on_hyphens=False) or [""]
-        line[1] = first
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        lines += [" " * (widths[0] + 2) + text for text in more]
-    return "\n".join(lines)
+    return aligned(["job", "overrides", "state", "score: first -> best, last", "time", "folder"], cells, wide=1)
+
+
+def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], *, wide: int) -> str:
+    """Lines of columns; what the column `wide` has no room for goes on below."""
+    lines = [list(head), *(list(line) for line in cells)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    room = WIDTH - sum(widths) - 2 * (len(widths) - 1) + widths[wide]
+    widths[wide] = min(widths[wide], max(room, 24))
+    before = sum(widths[:wide]) + 2 * wide
+    shown = []
+    for line in lines:
+        first, *more = textwrap.wrap(line[wide], widths[wide], break_on_hyphens=False) or [""]
+        line[wide] = first
+        shown.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        shown += [" " * before + text for text in more]
+    return "\n".join(shown)
 
 
 def _scores(row: Row) -> str:

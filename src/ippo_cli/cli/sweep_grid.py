@@ -18,11 +18,12 @@ def expanded(overrides: Sequence[str], options: Callable[[str], list[str]]) -> l
     """Each job's overrides, in the order in which Hydra lists them; `options` are those of a group, for globs."""
     values: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        values[override.get_key_element()] = _values(override, options)
+        values[override.get_key_element()] = typed_values(override, options)
     return [arguments(job) for job in itertools.product(*values.values())]
 
 
-def _values(override: Override, options: Callable[[str], list[str]]) -> list[str]:
+def typed_values(override: Override, options: Callable[[str], list[str]]) -> list[str]:
+    """One override for each value of a sweep."""
     text, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [text]
@@ -37,7 +38,7 @@ def _values(override: Override, options: Callable[[str], list[str]]) -> list[str
         raise ConfigError(
             text,
             "is an interval to draw from, and the grid of -m needs values",
-            "list some, or use a sweeper that draws, such as hydra/sweeper=optuna",
+            "list some, or use a sweeper that draws, such as sweep=optuna",
         )
     listed = [f"{key}={_spelled(part)}" for part in override.sweep_iterator()]
     if not listed:

@@ -8,9 +8,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,14 @@ def run_job(this: Sweep, node: DictConfig) -> float:
     """What a launcher calls, here or in a process of its own: train one job and keep its row. The last score."""
     hydra = HydraConfig.get()
     subdir, texts = str(hydra.sweep.subdir), [str(text) for text in hydra.overrides.task]
+    row = next((row for row in rows_of(this.folder) if row.folder == subdir), Row(int(hydra.job.num), texts, subdir))
+    return run_row(this, replace(row, overrides=texts), lambda: resolve(node))
+
+
+def run_row(this: Sweep, row: Row, compose: Callable[[], dict[str, Any]]) -> float:
+    """Train the job of one row with what `compose` gives, and keep the row. The last score."""
+    subdir, texts = row.folder, row.overrides
     rows = rows_of(this.folder)
-    row = next((row for row in rows if row.folder == subdir), Row(int(hydra.job.num), texts, subdir))
     folder = this.folder / subdir
     here = (socket.gethostname(), os.getpid()) == (this.host, this.process)
     if (this.folder / LEAVING).exists():
@@ -73,12 +79,14 @@ def run_job(this: Sweep, node: DictConfig) -> float:
         with changed(this.folder, row.job) as kept:
             kept.overrides, kept.folder = texts, subdir
             sweep_folder.begin(kept)
-        state, code, error = _outcome(lambda: _train(this, node, folder, texts, asked), folder)
+        state, code, error = _outcome(lambda: _train(this, row, compose(), folder, asked), folder)
         left_by = asked.number()
         if left_by is not None and code not in (0, *LEFT):  # a rank that cannot save yet is killed by the signal
             state, error = "preempted", None
         if left_by is not None and code != 0:
             code = INTERRUPTED if left_by == signal.SIGINT else Preempted.exit_code
+        if row_now(this.folder, row.job).pruned_at is not None and state in ("preempted", "done"):
+            state, code, error = "pruned", 0, None  # by what was asked of it, had it ended by then or not
         requeues = code == Preempted.exit_code and left_by in OF_SCHEDULERS and launchers.may_requeue(os.environ)
         with changed(this.folder, row.job) as kept:
             sweep_folder.end(kept, "waiting" if requeues else state, code, error)
@@ -96,12 +104,16 @@ def run_job(this: Sweep, node: DictConfig) -> float:
     return _last_score(kept)
 
 
+def row_now(folder: Path, job: int) -> Row:
+    """A job's row as it stands in `sweep.json`."""
+    return next((row for row in rows_of(folder) if row.job == job), Row(job, [], ""))
+
+
 def _last_score(row: Row) -> float:
     return row.score.get("last", {}).get("score", float("nan"))
 
 
-def _train(this: Sweep, node: DictConfig, folder: Path, texts: Sequence[str], asked: _Asked) -> None:
-    plain = resolve(node)
+def _train(this: Sweep, row: Row, plain: dict[str, Any], folder: Path, asked: _Asked) -> None:
     config = typed(plain)
     check(config, config.launch.processes)
     if launchers.external_world_size() is not None:
@@ -110,14 +122,15 @@ def _train(this: Sweep, node: DictConfig, folder: Path, texts: Sequence[str], as
             "starts several tasks for a job, which starts its ranks itself",
             "use one task per job, and launch.processes=N",
         )
-    resumed = (this.resumed or launchers.restarts(os.environ) > 0) and bool(all_checkpoints(folder / "checkpoints"))
+    goes_on = this.resumed or launchers.restarts(os.environ) > 0 or row.parent is not None
+    resumed = goes_on and bool(all_checkpoints(folder / "checkpoints"))
     if resumed:
         refuse_resume(folder, plain, config)
         for change in changes(folder, dict(leaves(plain))):
             print(change, flush=True)
     else:
         _set_aside(folder)
-    start_files(folder, to_yaml(plain), [*this.folders, *texts], this.command, resumed=resumed)
+    start_files(folder, to_yaml(plain), [*this.folders, *row.overrides], this.command, resumed=resumed)
     if asked.number() is not None:
         raise Preempted("asked to leave before it began")
     run_ranks(folder, config.launch.processes, resumed=resumed)
@@ -125,7 +138,7 @@ def _train(this: Sweep, node: DictConfig, folder: Path, texts: Sequence[str], as
 
 def refuse_resume(folder: Path, plain: dict[str, Any], config: Config) -> None:
     """Raise `ResumeError` where a job's run cannot go on with this configuration, or already does."""
-    if in_use(folder):
+    if folder.is_dir() and in_use(folder):
         raise ResumeError(f"{folder} is in use by another process")
     checkpoints = all_checkpoints(folder / "checkpoints")
     if checkpoints:

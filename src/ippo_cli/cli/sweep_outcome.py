@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ippo_cli.cli import sweep_folder
 from ippo_cli.cli.exits import MAX_LINES, WIDTH
-from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
+from ippo_cli.cli.sweep_folder import ENDED, LEAVING, Row, rows_of
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
 from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here
@@ -64,14 +64,14 @@ def close(folder: Path, error: str | None) -> None:
                 sweep_folder.note_run(kept, folder / row.folder)
     rows = rows_of(folder)
     print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
-    done = sum(row.state == "done" for row in rows)
+    done = sum(row.state in ENDED for row in rows)
     go_on = f"go on with: ippo-train -m resume={from_here(folder)}"
     if (folder / LEAVING).exists():
         number = int((folder / LEAVING).read_text())
         (folder / LEAVING).unlink()
         words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done\n{go_on}"
         raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
-    failed = [row for row in rows if row.state != "done"]
+    failed = [row for row in rows if row.state not in ENDED]
     if failed or error is not None:
         own = sweep_folder.swept(rows)
         told = [

@@ -106,9 +106,10 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.cli.resume import changes
     from ippo_cli.config.checks import check
     from ippo_cli.config.hardware import world_size
-    from ippo_cli.config.load import leaves, resolve, to_yaml, typed
+    from ippo_cli.config.load import leaves, resolve, to_yaml, typed, typed_sweep
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
+    from ippo_cli.config.sweeps import refuse_alone
     from ippo_cli.config.text import cut
     from ippo_cli.engine.launchers import external_world_size, ranks_from
     from ippo_cli.training.faults import arm, fault_point
@@ -118,6 +119,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
     overrides = [*folders, *(text for text in hydra.overrides.task if not text.startswith("resume="))]
+    refuse_alone(typed_sweep(node))
     plain = resolve(node)
     config = typed(plain)
     outside = external_world_size()

@@ -18,6 +18,7 @@ class Arithmetic:
     """The sizes that follow from the configuration."""
 
     num_iterations: int
+    last_iteration: int  # after which this process ends: the same, unless the run is to stop before
     prompts_per_iteration: int
     samples_per_rank: tuple[int, int]  # fewest, most
     actor_steps: dict[str, int]  # optimizer steps per iteration, by agent
@@ -41,6 +42,7 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
     }
     return Arithmetic(
         num_iterations=iterations,
+        last_iteration=min(config.stop_after or iterations, iterations),
         prompts_per_iteration=prompts,
         samples_per_rank=(size // world_size, math.ceil(size / world_size)),
         actor_steps={name: policy_steps(config, agent) for name, agent in config.task.agents.items()},

@@ -88,7 +88,7 @@ def _check_file(
     elif kind is not None:
         check_mapping(source, body, (kind,), "", f"{group}=")
         _check_agents_named(source, root, kind, named)
-    elif group in KINDS or group in PLAIN:
+    elif group in KINDS or group in PLAIN or group == "sweep":
         names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
         first = f"  - /schema/{'NAME' if len(names) > 1 else names[0]}{HERE}"
         source.refuse(

@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.searchpath import register_option_files
 from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
@@ -53,11 +54,17 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "none": schema.NoCriticConfig,
     },
     "reward": {
+        "code": schema.CodeRewardConfig,
+        "code_pair": schema.CodePairRewardConfig,
         "environment": schema.EnvironmentRewardConfig,
         "exact_match": schema.ExactMatchConfig,
+        "format": schema.FormatRewardConfig,
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "length": schema.LengthRewardConfig,
+        "math": schema.MathRewardConfig,
+        "mix": schema.MixRewardConfig,
         "number": schema.NumberRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
@@ -76,6 +83,12 @@ PLAIN: dict[str, type[Any]] = {
     "tracker": schema.TrackerConfig,
     "launch": schema.LaunchConfig,
     "plan": schema.PlanConfig,
+}
+# Kinds of `sweep=`, which a run knows nothing of.
+SWEEPS: dict[str, type[schema.SweepConfig]] = {
+    "grid": schema.GridSweepConfig,
+    "optuna": schema.OptunaSweepConfig,
+    "population": schema.PopulationSweepConfig,
 }
 # Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
 KINDS_PER_AGENT = ("actor", "critic")
@@ -117,7 +130,7 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 
 def resolve(node: DictConfig) -> dict[str, Any]:
-    """Plain values: interpolations resolved, each agent's overrides merged over its groups."""
+    """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups."""
     _refuse_kinds_alone(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
@@ -128,9 +141,11 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
+        bare.pop("sweep", None)
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
     plain = _container(bare)
     plain["task"]["agents"] = agents
+    complete_parts(plain["reward"], config_dir() / "reward")
     refuse_secrets(plain)
     return plain
 
@@ -138,6 +153,8 @@ def resolve(node: DictConfig) -> dict[str, Any]:
 def typed(plain: dict[str, Any]) -> schema.Config:
     """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
     groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
+    if isinstance(reward := groups["reward"], schema.MixRewardConfig):
+        reward.parts = typed_parts(reward, lambda part, where: _of_kind("reward", part, f"{where}."))
     for name, agent in _part(plain["task"], "agents", "task.").items():
         where = f"task.agents.{name}."
         own = {group: _typed_group(group, _part(agent, group, where), where) for group in KINDS_PER_AGENT}
@@ -147,6 +164,12 @@ def typed(plain: dict[str, Any]) -> schema.Config:
         groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.SpeakerConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
+
+
+def typed_sweep(node: DictConfig) -> schema.SweepConfig:
+    """The sweep of a composition."""
+    plain = _container(node.sweep)
+    return _object(SWEEPS[str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
@@ -279,8 +302,10 @@ def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
 
 def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
     where = f"{where}{group}."
-    if group in PLAIN:
-        return _object(PLAIN[group], value, where)
+    return _object(PLAIN[group], value, where) if group in PLAIN else _of_kind(group, value, where)
+
+
+def _of_kind(group: str, value: dict[str, Any], where: str) -> Any:
     kind = str(value.get("kind"))
     if kind not in KINDS[group]:
         raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))

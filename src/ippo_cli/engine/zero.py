@@ -96,6 +96,11 @@ class Engine(Generic[M]):
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
         self._ds.module_state_dict = self._own_state
         self._ds._copy_recovery_script = lambda folder: None
+        # Alone there is nobody to add gradients up with: DeepSpeed would flatten them all and copy them back.
+        # ZeRO's own optimizers gather what they step on in the same call, and must be given it.
+        self._alone = distributed.world_size() == 1 and not hasattr(self._ds.optimizer, "reduce_gradients")
+        if self._alone and self._stage < 2:
+            self._ds.enable_backward_allreduce = False
         if groups:  # nothing of others is saved
             self._ds.checkpoint_engine.load = _read
 
@@ -125,6 +130,8 @@ class Engine(Generic[M]):
         A global gradient norm that is not finite is never stepped on: on every rank alike, parameters and optimizer
         state stay what they were, bit for bit.
         """
+        if self._alone and self._stage == 0:  # in bf16 there are fp32 gradients of all
+            self._fill_missing_gradients()
         self._ds.step()
         if not self._ds.was_step_applied():
             if self._offloads and self._stage < 3:
@@ -132,6 +139,14 @@ class Engine(Generic[M]):
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
+
+    def _fill_missing_gradients(self) -> None:
+        """Zeros for parameters that no loss reached, as adding up over ranks gives them: weights decay all the same."""
+        assert self._optimizer is not None
+        for group in self._optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
 
     def set_learning_rate(self, factor: float) -> None:
         """Sets every group's learning rate to its base times `factor`: schedules are the caller's."""

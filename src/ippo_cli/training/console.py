@@ -140,8 +140,10 @@ class Console:
         evaluation: Mapping[str, Mapping[str, Any]],
         seconds: float,
         ratings: Sequence[tuple[str, float]] = (),
+        more: str = "num_iterations=MORE",
     ) -> None:
-        """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first."""
+        """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first; `more`:
+        what lets the run go on."""
         shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
@@ -159,7 +161,7 @@ class Console:
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",
             *([f"curves           tensorboard --logdir {shown}/tb"] if (folder / "tb").is_dir() else []),
-            f"train further    ippo-train resume={shown} num_iterations=MORE",
+            f"train further    ippo-train resume={shown} {more}",
             f"evaluate         ippo-eval run={shown}",
         ]
         if self._main:

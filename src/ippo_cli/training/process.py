@@ -34,7 +34,7 @@ from ippo_cli.config.time_limit import limit_of
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import cores_per_rank, job_end
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -55,6 +55,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    fitting_task,
     long_views,
     memory_of,
     memory_warning,
@@ -134,7 +135,8 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings)
+    more = "num_iterations=MORE" if config.stop_after is None else "stop_after=null"
+    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 
 def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
@@ -178,10 +180,33 @@ def build_trainer(
 ) -> Trainer:
     """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
     task = load_task(config.task, config.seed)
-    reward = build_reward(config.reward, config.task.agents)
+    with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
+        reward = build_reward(config.reward, config.task.agents)
+        unused.callback(close_reward, reward)
+        trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
+        unused.pop_all()
+    return trainer
+
+
+def _build_trainer(
+    config: Config,
+    folder: Path,
+    run: Run,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    task: Task,
+    reward: RewardFunction,
+    *,
+    resumed: bool,
+) -> Trainer:
     plan = arithmetic(config, distributed.world_size(), len(task.train))
     config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)
+    task, left_out = fitting_task(config, task, material)
+    plan = arithmetic(config, distributed.world_size(), len(task.train))
+    for line in left_out:
+        console.say(line)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)

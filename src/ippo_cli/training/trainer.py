@@ -81,8 +81,8 @@ class Trainer:
         if self.state.progress.row is not None:
             self._finish_iteration()
         # Profiled, where asked for, is the first iteration of this process that finds everything warm.
-        warm = min(self.state.progress.iteration + 1, self.plan.num_iterations - 1)
-        while (iteration := self.state.progress.iteration) < self.plan.num_iterations:
+        warm = min(self.state.progress.iteration + 1, self.plan.last_iteration - 1)
+        while (iteration := self.state.progress.iteration) < self.plan.last_iteration:
             asked = self.config.tracker.profile and iteration == warm
             with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
                 experience = self.step()
@@ -194,7 +194,7 @@ class Trainer:
         """Evaluate where due, log, show, save: everything of an iteration that training does not read."""
         iteration, row = self.state.progress.iteration, self.state.progress.row
         assert row is not None
-        every, last = self.config.evaluation.every, iteration == self.plan.num_iterations
+        every, last = self.config.evaluation.every, iteration == self.plan.last_iteration
         found = None
         if last or (every > 0 and iteration % every == 0):
             began = time.perf_counter()
@@ -204,13 +204,13 @@ class Trainer:
             self.run.write_table("elo.json", self.partners.table())
         with distributed.failing_together():
             self.run.log(row)
-            self.console.iteration(row, self.plan.num_iterations)
+            self.console.iteration(row, self.plan.last_iteration)
             self.recent.append(row)
             self.console.warn(self.run.note(unusual_rows(self.recent, self.config)))
             improved = found is not None and self._note_evaluation(iteration, found)
             self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
         self._reached()
-        if self.checkpoints.due(iteration, self.plan.num_iterations, improved=improved):
+        if self.checkpoints.due(iteration, self.plan.last_iteration, improved=improved):
             began = time.perf_counter()
             saved = self.checkpoints.save(self.state, best=improved)
             if last and not saved:

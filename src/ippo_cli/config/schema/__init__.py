@@ -63,19 +63,29 @@ from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.reward import (
+    CodePairRewardConfig,
+    CodeRewardConfig,
+    CodeRunConfig,
     CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
+    FormatRewardConfig,
     FunctionRewardConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    LengthRewardConfig,
+    LengthUnit,
     Match,
+    MathRewardConfig,
+    MixRewardConfig,
     NumberMatch,
     NumberRewardConfig,
     Processor,
     RewardConfig,
     RewardKind,
     RewardWeightsConfig,
+    Sandbox,
+    TestMatch,
 )
 from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
@@ -88,7 +98,17 @@ from ippo_cli.config.schema.run import (
     RunConfig,
     TrackerConfig,
 )
+from ippo_cli.config.schema.sweep import (
+    Composition,
+    GridSweepConfig,
+    OptunaSweepConfig,
+    PopulationSweepConfig,
+    SearchConfig,
+    SweepConfig,
+    SweepKind,
+)
 from ippo_cli.config.schema.task import (
+    PROTOCOLS,
     ConversationConfig,
     Data,
     GridConfig,
@@ -99,6 +119,7 @@ from ippo_cli.config.schema.task import (
     SortingConfig,
     TaskConfig,
     TaskKind,
+    TooLong,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
@@ -123,7 +144,7 @@ from ippo_cli.config.schema.world import (
 )
 
 SCHEMAS: dict[str, type[Any]] = {
-    "config": Config,
+    "config": Composition,
     "task_sorting": SortingConfig,
     "task_jsonl": JsonlConfig,
     "task_probe_letters": LettersConfig,
@@ -146,11 +167,17 @@ SCHEMAS: dict[str, type[Any]] = {
     "critic_adapter": AdapterCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
+    "reward_code": CodeRewardConfig,
+    "reward_code_pair": CodePairRewardConfig,
     "reward_environment": EnvironmentRewardConfig,
     "reward_exact_match": ExactMatchConfig,
+    "reward_format": FormatRewardConfig,
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
     "reward_gsm8k": Gsm8kRewardConfig,
+    "reward_length": LengthRewardConfig,
+    "reward_math": MathRewardConfig,
+    "reward_mix": MixRewardConfig,
     "reward_number": NumberRewardConfig,
     "team_independent": IndependentTeamConfig,
     "team_shared_policy": SharedPolicyConfig,
@@ -161,5 +188,8 @@ SCHEMAS: dict[str, type[Any]] = {
     "tracker": TrackerConfig,
     "launch": LaunchConfig,
     "plan": PlanConfig,
+    "sweep_grid": GridSweepConfig,
+    "sweep_optuna": OptunaSweepConfig,
+    "sweep_population": PopulationSweepConfig,
 }
 """Schema nodes by the name under which a YAML file lists them first (`/schema/NAME@_here_`)."""

@@ -32,6 +32,7 @@ class RunConfig:
     seed: Seed  # seeds data order, initial weights and sampling
     num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
+    stop_after: PositiveInt | None  # iterations after which the run is saved and ends early; null = after its last
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
@@ -65,7 +66,10 @@ class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
-    seed: Seed  # seed of the sampled evaluation
+    size: PositiveInt | None  # at most so many of the held-out rows, drawn by evaluation.seed; null = all
+    seed: Seed  # seed of the sampled evaluation, and of intervals
+    sampled: bool  # sample responses as in training
+    num_generations: PositiveInt  # sampled responses per held-out row; above 1 with pass@k
     greedy: bool  # also decode greedily
 
 

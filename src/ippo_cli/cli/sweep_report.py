@@ -1,0 +1,184 @@
+"""`ippo-sweep FOLDER`: one table, one picture and the same as data for a sweep, while it goes on as well."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ippo_cli import __version__
+from ippo_cli.cli.help import SWEEP_HELP, asks_for_help, asks_for_version
+
+if TYPE_CHECKING:
+    from ippo_cli.cli.sweep_summary import Configuration, Job, Mean, Summary
+
+TO = "to"
+SHOWN_ERRORS = 20
+
+
+def main() -> NoReturn:
+    """Entry point; the exit codes are in `config/errors.py`."""
+    argv = sys.argv[1:]
+    if asks_for_help(argv):
+        print(SWEEP_HELP, end="")
+        sys.exit(0)
+    if asks_for_version(argv):
+        print(f"ippo-sweep {__version__}")
+        sys.exit(0)
+    from ippo_cli.cli.exits import guarded, leave
+
+    leave(guarded(lambda: report(argv), argv))
+
+
+def report(argv: Sequence[str]) -> None:
+    """Show the table, and write it as data and as a picture into the sweep's folder, or another one."""
+    from ippo_cli.cli.sweep_plot import can_draw, draw
+    from ippo_cli.cli.sweep_summary import as_data, summarized
+    from ippo_cli.config.errors import storing
+    from ippo_cli.training.folder import from_here, write_atomically
+
+    folder, to = _places(argv)
+    summary = summarized(folder)
+    print(table(summary), flush=True)
+    with storing(str(to)):
+        to.mkdir(parents=True, exist_ok=True)
+        write_atomically(to / "summary.json", json.dumps(as_data(summary), indent=1) + "\n")
+        write_atomically(to / "summary.csv", as_csv(summary))
+        written = ["summary.json", "summary.csv"]
+        if can_draw():
+            draw(summary, to / "summary.png")
+            written.append("summary.png")
+    print(f"written to {from_here(to)}: {' '.join(written)}")
+    if not can_draw():
+        print("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
+
+
+def _places(argv: Sequence[str]) -> tuple[Path, Path]:
+    """The sweep's folder, and where the report goes."""
+    from ippo_cli.config.errors import ConfigError
+
+    folders = [text for text in argv if "=" not in text or Path(text).is_dir()]
+    options = [text for text in argv if text not in folders]
+    for text in options:
+        if text.partition("=")[0] != TO or not text.partition("=")[2]:
+            raise ConfigError(text, "is no option of ippo-sweep", f"use {TO}=FOLDER, or leave it out")
+    if len(folders) != 1 or folders[0].startswith("-"):
+        raise ConfigError(" ".join(folders) or "FOLDER", "is not one folder", "give the folder that has sweep.json")
+    folder = Path(folders[0]).absolute()
+    if not folder.is_dir():
+        raise ConfigError(folders[0], "is no folder", "give the folder that has sweep.json")
+    return folder, Path(options[-1].partition("=")[2]).absolute() if options else folder
+
+
+def table(summary: Summary) -> str:
+    """One line for each configuration, or member of a population; then what failed, and how to go on."""
+    from ippo_cli.cli.sweep_folder import aligned
+    from ippo_cli.cli.sweep_summary import counted
+    from ippo_cli.training.folder import from_here
+
+    states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
+    head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
+    of_population = any(job.generation is not None for job in summary.jobs)
+    if of_population:
+        body = aligned(
+            ["generation", "member", "job", "from job", "values", "state", "last"],
+            [_member(job) for job in sorted(summary.jobs, key=_place)],
+            wide=4,
+        )
+    else:
+        body = aligned(
+            ["overrides", "state", "n", "first", "best", "last"],
+            [_line(group) for group in summary.configurations],
+            wide=0,
+        )
+    metric = summary.metric or "score"
+    note = f"{metric} on held-out data; best and last of a run" + (
+        "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"
+    )
+    lines = [head, "", body, "", note, *_failures(summary)]
+    if summary.command is not None and summary.left and not summary.going_on:
+        lines.append(f"go on with what is missing: ippo-train -m resume={from_here(summary.folder)}")
+    return "\n".join(lines)
+
+
+def _place(job: Job) -> tuple[int, float]:
+    return job.generation or 0, -(job.last if job.last is not None else float("-inf"))
+
+
+def _line(group: Configuration) -> list[str]:
+    last = group.mean("last")
+    return [
+        " ".join(group.overrides) or "(all alike)",
+        ", ".join(_told(state, number, group) for state, number in group.states.items()),
+        str(last.count if last else 0),
+        *(_shown(group.mean(name)) for name in ("first", "best", "last")),
+    ]
+
+
+def _told(state: str, number: int, group: Configuration) -> str:
+    """`2 done`; of one that runs how far it is."""
+    iterations = [job.iteration for job in group.jobs if job.state == state and job.iteration is not None]
+    where = f" (iteration {max(iterations)})" if state == "running" and iterations else ""
+    return f"{number} {state}{where}"
+
+
+def _member(job: Job) -> list[str]:
+    return [
+        str(job.generation),
+        str(job.member),
+        str(job.number),
+        "-" if job.parent is None else str(job.parent),
+        " ".join(job.overrides),
+        job.state,
+        "-" if job.last is None else f"{job.last:.3f}",
+    ]
+
+
+def _shown(mean: Mean | None) -> str:
+    if mean is None:
+        return "-"
+    if mean.low is None or mean.high is None:
+        return f"{mean.mean:.3f}"
+    return f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
+
+
+def _failures(summary: Summary) -> list[str]:
+    from ippo_cli.cli.sweep_summary import FAILED
+    from ippo_cli.config.text import cut
+
+    failed = [job for job in summary.jobs if job.state in FAILED]
+    lines = []
+    for job in failed[:SHOWN_ERRORS]:
+        own = " ".join([*job.overrides, *([f"seed={job.seed}"] if job.seed else [])])
+        lines.append(cut(f"job {job.number}: {own}: {job.state}: {' '.join((job.error or 'no word').split())}"))
+    return [*lines, *([f"and {len(failed) - SHOWN_ERRORS} more"] if len(failed) > SHOWN_ERRORS else [])]
+
+
+def as_csv(summary: Summary) -> str:
+    """One line for each configuration."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    names = ("first", "best", "last")
+    writer.writerow(["overrides", "jobs", "states", "n"] + [f"{name}{end}" for name in names for end in ENDS])
+    for group in summary.configurations:
+        means = [group.mean(name) for name in names]
+        writer.writerow(
+            [
+                " ".join(group.overrides),
+                " ".join(str(job.number) for job in group.jobs),
+                " ".join(f"{state}:{number}" for state, number in group.states.items()),
+                means[-1].count if means[-1] else 0,
+                *(number for mean in means for number in ((mean.mean, mean.low, mean.high) if mean else [None] * 3)),
+            ]
+        )
+    return text.getvalue()
+
+
+ENDS = ("", "_low", "_high")
+
+if __name__ == "__main__":
+    main()

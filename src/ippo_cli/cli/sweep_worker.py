@@ -1,0 +1,30 @@
+"""One job of a sweep in a process of its own: `python -m ippo_cli.cli.sweep_worker`, told on stdin what to train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ippo_cli.cli.exits import guarded, leave
+
+
+def main() -> NoReturn:
+    """Train one job; how it ended stands in the sweep's rows."""
+    leave(guarded(_work, []))
+
+
+def _work() -> None:
+    from ippo_cli.cli.sweep_folder import Row
+    from ippo_cli.cli.sweep_job import Sweep, run_row
+
+    told = json.load(sys.stdin)
+    known = told["sweep"]
+    known |= {"folder": Path(known["folder"]), "command": tuple(known["command"]), "folders": tuple(known["folders"])}
+    plain = told["plain"]
+    run_row(Sweep(**known), Row(**told["row"]), lambda: plain)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Rules of `sweep=`, and between it and the runs that it makes."""
+
+from __future__ import annotations
+
+from ippo_cli.config.arithmetic import divisors
+from ippo_cli.config.checks import check_constraints
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import Config, OptunaSweepConfig, PopulationSweepConfig, SweepConfig, SweepKind
+
+
+def check_sweep(sweep: SweepConfig) -> None:
+    """Raise `ConfigError` for the first rule that the sweep breaks, whatever its jobs are."""
+    check_constraints(sweep, "sweep.")
+    if isinstance(sweep, OptunaSweepConfig) and sweep.startup_trials > sweep.trials:
+        raise ConfigError(
+            f"sweep.startup_trials={sweep.startup_trials}",
+            f"are more than sweep.trials={sweep.trials}",
+            "use fewer, so that some are drawn from what was learnt",
+        )
+    if isinstance(sweep, PopulationSweepConfig) and sweep.tournament_size > sweep.members:
+        raise ConfigError(
+            f"sweep.tournament_size={sweep.tournament_size}", f"is more than sweep.members={sweep.members}", "use fewer"
+        )
+
+
+def check_job_of(sweep: SweepConfig, config: Config) -> None:
+    """Raise `ConfigError` for a run that a sweep of this kind can do nothing with."""
+    if isinstance(sweep, OptunaSweepConfig) and sweep.prune and config.evaluation.every == 0:
+        raise ConfigError(
+            "sweep.prune=true",
+            "judges jobs by their held-out scores while they train, and evaluation.every=0 has none",
+            "use evaluation.every=5, or sweep.prune=false",
+        )
+    if isinstance(sweep, PopulationSweepConfig):
+        _check_generations(sweep, config)
+
+
+def refuse_alone(sweep: SweepConfig) -> None:
+    """Raise `ConfigError` for a sweep that is chosen without `-m`."""
+    if sweep.kind is not SweepKind.grid or sweep.at_once != 1:
+        setting = f"sweep={sweep.kind.value}" if sweep.kind is not SweepKind.grid else f"sweep.at_once={sweep.at_once}"
+        raise ConfigError(setting, "is about the jobs of a sweep, and this is one run", "add -m, or leave it out")
+
+
+def _check_generations(sweep: PopulationSweepConfig, config: Config) -> None:
+    iterations = config.num_iterations
+    if iterations is None:
+        raise ConfigError(
+            f"num_epochs={config.num_epochs}", "cannot be divided into generations", "give num_iterations instead"
+        )
+    if iterations % sweep.generations:
+        raise ConfigError(
+            f"sweep.generations={sweep.generations}",
+            f"does not divide num_iterations={iterations}",
+            f"use one of {divisors(iterations)}",
+        )
