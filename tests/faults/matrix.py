@@ -344,14 +344,17 @@ FAULTS = (
 RESUME = "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing"
 BASE = "training/test_shared_base.py::"
 FAMILIES = "campaign families"
+CALL, WRITING = "at a call of the reward", "in the middle of a response; before an update"
 RESUMED = (
     Row("independent PPO, two agents, separate critics, fp32", "at any call of the reward", (RESUME, FAMILIES)),
     Row(
-        "every `algorithm=`, with its own critic or none", "in the middle of a response, before an update", (FAMILIES,)
+        "every `algorithm=`, with its own critic or none",
+        WRITING,
+        (FAMILIES, "training/test_resume.py::test_leaving_beside_greedy_responses_observes_no_score_twice"),
     ),
     Row(
         "centralised critics (MAPPO)",
-        "in the middle of an episode",
+        CALL,
         (
             "training/test_centralized.py::test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
             FAMILIES,
@@ -359,7 +362,7 @@ RESUMED = (
     ),
     Row(
         "agents that learn in turn (HAPPO)",
-        "between two agents' turns",
+        CALL,
         (
             "training/test_learning_order.py::test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order",
             FAMILIES,
@@ -367,22 +370,22 @@ RESUMED = (
     ),
     Row(
         "turns as actions, weights by agent",
-        "in a later iteration",
+        CALL,
         (
             "training/test_update_by_turn.py::"
             "test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped",
             FAMILIES,
         ),
     ),
-    Row("a value head", "in the middle of a response, before an update", (FAMILIES,)),
+    Row("a value head", WRITING, (FAMILIES,)),
     Row(
         "adapters, alone and on a shared base",
-        "in a later iteration; with checkpoints of each kind",
+        "after an iteration, from checkpoints of each kind; in the middle of a response",
         (BASE + "test_every_kind_of_checkpoint_is_resumed_evaluated_and_started_from", FAMILIES),
     ),
     Row(
         "a shared policy",
-        "in the middle of an episode",
+        CALL,
         (
             "training/test_shared_policy.py::test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped",
             FAMILIES,
@@ -390,7 +393,7 @@ RESUMED = (
     ),
     Row(
         "partners, ratings, frozen agents, credit against the initial weights",
-        "in a later iteration",
+        CALL,
         (
             "training/test_partners.py::test_a_run_with_a_pool_and_ratings_is_resumed_exactly",
             "training/test_frozen.py::test_a_run_with_one_is_resumed_exactly_and_evaluated",
@@ -404,14 +407,14 @@ RESUMED = (
     ),
     Row(
         "bf16: whole models, adapters, agents of two formats",
-        "in a later iteration",
+        CALL,
         (
             BASE + "test_adapters_in_bf16_learn_and_are_resumed_exactly",
             "training/test_unlike_agents.py::test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
             FAMILIES,
         ),
     ),
-    Row("ZeRO 3, in fp32 and bf16, on one rank and on two", "in a later iteration", (FAMILIES,)),
+    Row("ZeRO 3, in fp32 and bf16, on one rank and on two", WRITING, (FAMILIES,)),
     Row(
         "two ranks",
         "by a signal to the job",
