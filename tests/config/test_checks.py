@@ -46,6 +46,8 @@ POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share"
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
+    ((), {"stop_after": 1000, "num_iterations": 10}, 1, "stop_after=1000 is never reached with num_iterations=10"),
+    ((), {"launch.watchdog_s": 60.0, "launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than"),
     ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
     ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
     ((), {"algorithm.kl.loss.estimator": "full+"}, 1, "algorithm.kl.loss.estimator=full+ is not known"),
