@@ -29,7 +29,8 @@ VALUE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
-TYPED = re.compile(r"""([\w.+~-]+)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
+# Names are read whole or not at all: texts of megabytes without a blank would be read again from each of their characters.
+TYPED = re.compile(r"""(?<![\w.+~-])([\w.+~-]++)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
 REFERENCE = re.compile(r"\$\{oc\.env:(\w+)\}")
 LEFT_OUT = "<secret>"
 
