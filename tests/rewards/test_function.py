@@ -239,8 +239,9 @@ def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own:
     assert (found.agent["solo"][2], found.parts["long"][2]) == (0.5, 2)
 
 
-def test_a_function_of_one_row_may_read_its_episode(own: Any) -> None:
-    function = own("told", per_sample=True)
+@pytest.mark.parametrize("process", [False, True])
+def test_a_function_of_one_row_may_read_its_episode_wherever_it_runs(process: bool, own: Any) -> None:
+    function = own("told", per_sample=True, process=process)
     talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
     found = OfResponses(function, ["solo"], with_episodes=function.with_episodes)(talk)
     assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ippo_cli.cli import sweep_folder
-from ippo_cli.cli.sweep_folder import Row, rows_of
+from ippo_cli.cli.sweep_folder import Row, changed, rows_of
 from ippo_cli.cli.sweep_job import Sweep
 from ippo_cli.cli.sweep_pool import JobPool
 from ippo_cli.cli.sweep_summary import curve_of, metric_of
@@ -84,7 +84,9 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
             search.prepare(this.folder, row, rows)
             started.add(row.job)
             pool.start(row, plains[row.job])
-        if pool.reap():
+        ended = pool.reap()
+        if ended:
+            _judged(search, this.folder, ended)
             continue
         if not pool.jobs and (pool.leaves or not waiting):
             return
@@ -95,6 +97,17 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
                     print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
                     pool.prune(row.job, at)
         time.sleep(POLL_S)
+
+
+def _judged(search: Search, folder: Path, ended: Sequence[int]) -> None:
+    """A job that ended before it could be asked to is judged as any other: how fast it was decides nothing."""
+    rows = rows_of(folder)
+    for row in rows:
+        if row.job in ended and row.state == "done":
+            at = row.pruned_at if row.pruned_at is not None else search.hopeless(folder, row, rows)
+            if at is not None:
+                with changed(folder, row.job) as kept:
+                    kept.state, kept.pruned_at = "pruned", at
 
 
 def taken_up(folder: Path, search: Search, make: Make) -> tuple[list[Row], dict[int, dict[str, Any]]]:

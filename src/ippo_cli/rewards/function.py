@@ -115,9 +115,10 @@ class FunctionReward:
     async def _in_time(self, awaitable: Awaitable[Any]) -> Any:
         if self.timeout_s is None:
             return await awaitable
+        limit = asyncio.timeout(self.timeout_s)
         try:
             with progress.within(self.timeout_s):
-                async with asyncio.timeout(self.timeout_s) as limit:
+                async with limit:
                     return await awaitable
         except TimeoutError as error:
             raise CallFailed(f"it took longer than {self.timeout_s:g} s") if limit.expired() else error from None
