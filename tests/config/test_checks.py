@@ -59,6 +59,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"task.agents.low.critic.learning_rate": -1.0}, 1, "task.agents.low.critic.learning_rate=-1.0 is out of"),
     ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),
     ((), {"num_iterations": None}, 1, "num_iterations=None num_epochs=None must not"),
+    ((), {"launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than launch.watchdog_s=600"),
+    ((), {"checkpoint.must_save_by": "soon"}, 1, "checkpoint.must_save_by=soon is no time"),
     ((), {"num_epochs": 1.0}, 1, "num_iterations=90 num_epochs=1.0 must not"),
     ((), {"name": "a/b"}, 1, "name=a/b is used as a folder"),
     ((), {"name": ".."}, 1, "name=.. is used as a folder"),
