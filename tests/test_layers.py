@@ -45,9 +45,11 @@ PLACES = {
     "mlflow": ("training/run.py",),
     "datasets": ("tasks/",),
     "rich": ("training/",),
+    "jinja2": ("tasks/",),
     "gymnasium": ("tasks/worlds/",),
     "pettingzoo": ("tasks/worlds/pettingzoo_world.py",),
     "reasoning_gym": ("tasks/worlds/reasoning_gym_world.py",),
+    "math_verify": ("rewards/math_verify_call.py",),
 }
 
 

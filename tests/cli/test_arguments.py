@@ -119,6 +119,7 @@ def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
         ("actor.model=model", "model"),
         ("task.agents.low.critic.warm_start=./model", "model"),
         ("reward.function=score.py:score", "score.py:score"),
+        ("++reward.parts.mine.function=score.py:score", "score.py:score"),
         ("task.train=score.py:score", "score.py:score"),
         ("task.protocol=score.py:score", "score.py:score"),
         ("+task.environment=score.py:score", "score.py:score"),
@@ -269,3 +270,20 @@ def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:
     assert arguments(["task.agents.low.actor.model=x"]) == ["task.agents.low.actor.model=x"]
     low, high = typed_config(resolve(compose_node(chosen))).task.agents.values()
     assert (low.critic.kind.value, high.actor.kind.value) == ("value_head", "full")
+
+
+def test_functions_that_may_stand_for_a_text_are_named_in_full_and_texts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.py").write_text("def solver(example): ...\n")
+    Path("level").mkdir()
+    full = f"{tmp_path}/prompts.py:solver"
+    for key in ("task.filter", "task.map", "task.agents.low.template", "task.agents.low.answer"):
+        assert arguments([f"{key}=prompts.py:solver"])[-1] == f"{key}={full}"
+        assert arguments([f"{key}=level"])[-1] == f"{key}=level", "a text, and not the folder of that name"
+    assert compose_node(arguments(["task=jsonl", "task.columns.question=problem"])).task.columns == {
+        "question": "problem"
+    }
+    node = compose_node(arguments(["task=jsonl", "task.filter=level == 'easy' and n < 3"]))
+    assert node.task.filter == "level == 'easy' and n < 3"

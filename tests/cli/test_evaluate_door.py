@@ -205,3 +205,28 @@ def test_a_model_that_only_a_run_makes_is_not_evaluated_as_one_that_is_there(ipp
     code, said = ippo_eval(f"model={tmp_path}", *made)
     assert code == 2
     assert said.startswith("ippo: task.agents.low.actor.kind=tiny is a model that a run makes")
+
+
+def test_what_cannot_be_compared_is_told_before_anything_is_loaded(ippo_eval: Call, run: Path, tmp_path: Path) -> None:
+    other = a_run(tmp_path / "other", "task.length=4")
+    for arguments, said_first in (
+        ((f"run={run}", "compare_checkpoint=best"), "ippo: compare_checkpoint=best names weights of compare="),
+        ((f"run={run}", f"compare={other}"), f"ippo: run={other} has task.length=4, and {run} has 6"),
+        ((f"run={run}", "compare=best", "compare_checkpoint=3"), "ippo: compare_checkpoint=3 names weights of a run"),
+        ((f"run={run}", "compare=best", "crossplay=true"), "ippo: compare=best is between two"),
+        (("model=x", f"compare={other}"), f"ippo: compare={other} is a run's, and is compared with a model on the"),
+        (("model=x", "compare=best"), "ippo: compare=best is a run's"),
+        (("model=x", "compare=y", "checkpoint=best"), "ippo: checkpoint=best names the weights of a run"),
+    ):
+        code, said = ippo_eval(*arguments)
+        assert (code, said[: len(said_first)]) == (2, said_first)
+    code, said = ippo_eval(f"run={run}", "compare=../no/such")
+    assert (code, said) == (3, "ippo: compare=../no/such: there is no such file or folder")
+
+
+def test_a_score_of_a_way_of_answering_that_is_switched_off_is_told(ippo_eval: Call, run: Path) -> None:
+    code, said = ippo_eval(f"run={run}", "evaluation.sampled=false", "task.primary_metric=sampled/score")
+    assert code == 2
+    assert said.startswith("ippo: task.primary_metric=sampled/score needs the sampled evaluation; set evaluation.")
+    code, said = ippo_eval(f"run={run}", "evaluation.num_generations=0")
+    assert (code, said.startswith("ippo: evaluation.num_generations=0 is out of range")) == (2, True)

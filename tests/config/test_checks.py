@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from ippo_cli.config import applicability, checks, schema
+from ippo_cli.config import applicability, checks, data, schema
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import check, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -35,15 +35,19 @@ UNBOUNDED = {
     "entropy_coef",
     "invalid_reward",
     "seat",
+    "weights",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
+TWO = {"task.train": ["a", "b"], "task.eval": "c"}
 POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
+    ((), {"stop_after": 1000, "num_iterations": 10}, 1, "stop_after=1000 is never reached with num_iterations=10"),
+    ((), {"launch.watchdog_s": 60.0, "launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than"),
     ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
     ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
     ((), {"algorithm.kl.loss.estimator": "full+"}, 1, "algorithm.kl.loss.estimator=full+ is not known"),
@@ -72,6 +76,30 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((JSONL,), {"task.train": None}, 1, "task.train=null names no data"),
     ((JSONL,), {"task.eval": None}, 1, "task.eval=null names no data"),
     ((JSONL,), {"task.train": ["a.jsonl", 3]}, 1, "task.train=['a.jsonl', 3] is neither a name nor a list of names"),
+    (
+        (JSONL,),
+        {"task.train": "a", "task.eval": "b", "task.eval_share": 0.1},
+        1,
+        "task.eval_share=0.1 task.eval=b both",
+    ),
+    ((JSONL,), {"task.train": None, "task.eval": None, "task.eval_share": 0.1}, 1, "task.train=null names no data"),
+    ((JSONL,), {"task.train": "a", "task.eval_share": 1.0}, 1, "task.eval_share=1.0 is out of range"),
+    ((JSONL,), {**TWO, "task.weights": [1]}, 1, "task.weights=[1] must have a number above 0 for each"),
+    ((JSONL,), {**TWO, "task.weights": [1, 0]}, 1, "task.weights=[1, 0] must have a number above 0"),
+    ((JSONL,), {**TWO, "task.train": "a", "task.weights": [1]}, 1, "task.weights=[1] must have a number above 0"),
+    ((JSONL,), {**TWO, "task.weights": [1, 5000]}, 1, "task.weights=[1, 5000] gives a source less than 1 of 1000"),
+    (
+        (JSONL,),
+        {**TWO, "task.weights": [1, 1], "task.train_size": 5},
+        1,
+        "task.train_size=5 task.weights=[1, 1] cannot",
+    ),
+    ((JSONL,), {**TWO, "task.streaming": True}, 1, "task.streaming=true needs to know how many rows are wanted"),
+    ((JSONL,), {"task.eval": None, "task.eval_share": 0.5, "task.streaming": True}, 1, "task.streaming=true reads the"),
+    ((JSONL,), {**TWO, "task.columns": {"q": []}}, 1, "task.columns.q=[] names no column"),
+    ((JSONL,), {**TWO, "task.map": "rows"}, 1, "task.map=rows does not say where and what"),
+    ((JSONL,), {**TWO, "task.filter": "rows.py"}, 1, "task.filter=rows.py names a file, and not what in it"),
+    ((), {"evaluation.sampled": False}, 1, "task.primary_metric=sampled/score needs the sampled evaluation"),
     ((), {"output_dir": ""}, 1, "output_dir= names nothing"),
     ((JSONL,), {"task.train": []}, 1, "task.train= names nothing"),
     ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
@@ -406,7 +434,7 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, applicability)
+        for module in (checks, applicability, data)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }

@@ -82,7 +82,7 @@ def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
         (
             "reward",
             "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
-            "line 4: kind is 'functoin'; it must be one of environment",
+            "line 4: kind is 'functoin'; it must be one of code code_pair",
         ),
         ("experiment", GLOBAL + "sede: 4\n", "line 4: sede is no key of a run (closest: seed)"),
         ("experiment", GLOBAL + "rollout: {bufer_size: 4}\n", "line 4: rollout.bufer_size is no key of rollout="),

@@ -365,7 +365,7 @@ def test_an_agent_needs_a_template_alone() -> None:
     [
         ("critic.kind=none", "use critic=none"),
         ("actor.kind=full", "use actor=full"),
-        ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair environment"),
+        ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair code_pair"),
     ],
 )
 def test_a_kind_without_its_option_is_answered_with_the_option(override: str, said: str) -> None:

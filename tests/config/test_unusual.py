@@ -52,6 +52,12 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
+def test_programs_that_run_without_a_sandbox_are_spoken_of(config: Callable[..., Config]) -> None:
+    for kind, rules in (("unsafe_local", ["unsafe_sandbox"]), ("bwrap", [])):
+        found = told(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
+        assert list(found) == rules
+
+
 def test_one_policy_that_cannot_know_who_is_asked_is_spoken_of(config: Callable[..., Config]) -> None:
     same = {"task.agents.low.template": "{letters}", "task.agents.high.template": "{letters}"}
     assert told(config(("team=shared_policy",), **same), rows=1024) == {

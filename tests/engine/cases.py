@@ -176,6 +176,29 @@ def bf16_micro_batches(_: Path) -> Any:
     return results
 
 
+class WithUnreached(TinyLM):
+    """The same, with weights that no loss depends on."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.unreached = nn.Linear(WIDTH, WIDTH, bias=False)
+
+
+@case
+def unreached(_: Path) -> Any:
+    results = {}
+    for stage in STAGES:
+        for dtype in ("fp32", "bf16"):
+            module = WithUnreached(0)
+            before = module.unreached.weight.detach().clone()
+            engine = build(stage=stage, optimizer="sgd", lr=0.5, dtype=dtype, module=module)
+            update(engine)
+            state = engine.full_state_dict()
+            results[stage, dtype] = None if state is None else (before, state["unreached.weight"].float())
+            engine.destroy()
+    return results
+
+
 @case
 def clipping(_: Path) -> Any:
     results = {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from datetime import datetime
+from pathlib import Path
+
 import pytest
 
 from ippo_cli.config.errors import ConfigError
@@ -10,6 +14,7 @@ from ippo_cli.engine.launchers import (
     cores_per_rank,
     external_world_size,
     first_host,
+    job_end,
     job_id,
     local_world_size,
     meeting_point,
@@ -153,3 +158,19 @@ def test_ranks_without_a_meeting_point_are_refused() -> None:
 )
 def test_the_first_machine_of_a_node_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
+
+
+def test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert job_end({}) is None
+    assert job_end({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1893456000"}) == 1893456000.0
+    command = tmp_path / "scontrol"
+    command.write_text(
+        "#!/bin/sh\necho JobId=$3 StartTime=2029-12-31T00:00:00 EndTime=2030-01-01T00:00:00 Deadline=N/A\n"
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert job_end({"SLURM_JOB_ID": "7"}) == datetime(2030, 1, 1).timestamp()
+    command.write_text("#!/bin/sh\necho JobId=$3 EndTime=Unknown\n")
+    assert job_end({"SLURM_JOB_ID": "7"}) is None

@@ -41,6 +41,11 @@ def test_bf16_micro_batches_differ_by_rounding_only(results: dict[str, Any]) -> 
         assert_close({name: tensor.float() for name, tensor in state.items()}, expected, tolerance=2e-2)
 
 
+def test_weights_that_no_loss_reaches_decay_all_the_same(results: dict[str, Any]) -> None:
+    for (_stage, dtype), (before, after) in results["unreached"].items():
+        torch.testing.assert_close(after, before * (1 - 0.5 * 0.1), rtol=1e-6 if dtype == "fp32" else 1e-2, atol=0)
+
+
 def test_clipping_is_off_at_zero_and_exact_otherwise(results: dict[str, Any]) -> None:
     for (_stage, clip), (step, state) in results["clipping"].items():
         norm, expected = results["reference"][20.0, clip]

@@ -2,7 +2,8 @@
 `docs/reliability.md`, between the markers there.
 
 Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `stops` (stop and resume at every step),
-`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute).
+`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute). With `--folder`
+a campaign goes on where it ended, and `--minutes` ends this piece of it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import io
 import os
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from itertools import repeat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import torch
+from book import Book, Failed, Found, runs
+from small import rows
 from survival import (
     NEVER,
     ONE_AGENT,
@@ -33,197 +38,325 @@ from survival import (
     damaged_by_a_flip,
     ended,
     fingerprint,
+    killed_once,
     killed_until_done,
     start_job,
     stopped,
-    timed,
     undisturbed,
 )
 
 from ippo_cli.config.faults import POINTS
-from ippo_cli.training.folder import all_checkpoints, read_state
+from ippo_cli.training.folder import all_checkpoints
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
+PARTS = ("flips", "points", "kills", "hangs", "reshard", "signals", "soak", "stops")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
+OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
 SOAK_PROBE = ("num_iterations=6", "evaluation.every=0", "checkpoint.every=0")
+KILLS_OF_A_RUN = 8
 
 
-class Failed(Exception):
-    """A promise that did not hold."""
+def flips(book: Book, count: int, seed: int) -> str:
+    """Bits that flip in a checkpoint, one at a time."""
+
+    def all_of_them(place: Path) -> Found:
+        folder, _ = stopped(place, *SHORT, "num_iterations=1", faults=[])
+        newest, chance = all_checkpoints(folder / "checkpoints")[-1], random.Random(seed)
+        seen = sum(damaged_by_a_flip(newest, chance) is not None for _ in range(count))
+        if seen != count:
+            raise Failed(f"{count - seen} of {count} flipped bits were not seen")
+        return {"flips": count}
+
+    book.do(f"flips-{count}", all_of_them)
+    return f"{total(book, 'flips')} flipped bits: all seen"
 
 
-def whole(root: Path, *overrides: str) -> tuple[Any, float]:
-    """The fingerprint of a job that nothing happens to, and its seconds."""
-    root.mkdir(parents=True)
-    code, seconds = timed(lambda: ended(start_job(root, *overrides)))
-    [folder] = [path.parent for path in root.glob("default/*/run.json")]
-    if code != 0:
-        raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
-    return fingerprint(folder), seconds
-
-
-def kills(root: Path, count: int, chance: random.Random, *overrides: str) -> str:
+def kills(book: Book, count: int, seed: int, *overrides: str) -> str:
     """SIGKILL at random times: of the whole job, or of one of its ranks."""
-    expected, _ = whole(root / "whole", *KILLED, *overrides)
-    _, seconds = whole(root / "timed", *KILLED, *overrides)  # the first one waited for what is imported once
-    tally = Tally()
-    while tally.kills < count:
-        place = root / str(tally.runs)
-        place.mkdir()
-        delays = (chance.uniform(0.0, seconds) for _ in range(count - tally.kills))
+    expected, _ = book.whole(*KILLED, *overrides)
+    _, seconds = book.whole(*KILLED, *overrides, name="timed")  # the first one waited for what is imported once
+
+    def one_run(number: int, place: Path) -> Found:
+        chance, tally = random.Random(f"{seed}/{number}"), Tally()
+        delays = (chance.uniform(0.0, seconds / 2) for _ in range(KILLS_OF_A_RUN))
         killed_until_done(place, expected, *KILLED, *overrides, delays=delays, chance=chance, tally=tally)
-    return judged(tally, most_lost=2)
+        return of_kills(tally, most_lost=2)
+
+    number = 0
+    while (done := total(book, "kills")) < count and not book.over():
+        book.do(f"run-{number}", partial(one_run, number))
+        number += 1
+    return f"{done} kills{f' of {count}' if done < count else ''}, {said_of_kills(book)}"
 
 
-def judged(tally: Tally, *, most_lost: int | None) -> str:
-    """What is said of jobs that were killed. Raises `Failed` where a promise was broken."""
+def of_kills(tally: Tally, *, most_lost: int | None) -> Found:
+    """What is kept of jobs that were killed. Raises `Failed` where a promise was broken."""
     lost = max(tally.lost, default=0)
     broken = [*tally.unusable, *tally.differing]
     if broken or (most_lost is not None and lost > most_lost):
         raise Failed(f"{broken}; at most {lost} iterations lost")
+    return {"kills": tally.kills, "in_save": tally.in_save, "lost": lost, "runs": tally.runs}
+
+
+def said_of_kills(book: Book) -> str:
+    lost = max((found.get("lost", 0) for found in book.cases.values()), default=0)
     return (
-        f"{tally.kills} kills, {tally.in_save} of them while a checkpoint was being written or removed: 0 unusable "
-        f"checkpoints, at most {lost} iterations lost; {tally.runs} runs came to their end, all byte-equal"
+        f"{total(book, 'in_save')} of them while a checkpoint was being written or removed: 0 unusable checkpoints, "
+        f"at most {lost} iterations lost; {total(book, 'runs')} runs came to their end, all byte-equal"
     )
 
 
-def points(root: Path, ranks: int) -> str:
+def points(book: Book, ranks: int) -> str:
     """SIGKILL at every point, of every rank, in the middle of the run."""
     overrides = (*SHORT, *(TWO_RANKS if ranks > 1 else ()))
-    expected, _ = whole(root / "whole", *overrides)
-    done = 0
-    for point in POINTS:
-        for rank in range(ranks):
-            if rank and point in ("compose", "log", "save.rename", "save.pointer", "prune"):
-                continue  # rank 0's alone
-            place = root / f"{point}_{rank}"
-            place.mkdir()
-            once = ranks > 1 or point in ("compose", "init", "prune")
-            code = ended(start_job(place, *overrides, faults=[f"{point}:sigkill:{1 if once else 2}:{rank}"]))
-            if code == 0:
-                raise Failed(f"{point}:sigkill on rank {rank} ended with {code}")
-            if (code := ended(start_job(place, *overrides))) != 0:
-                raise Failed(f"after {point}:sigkill on rank {rank} the run ended with {code}")
-            found = [path.parent for path in place.glob("default/*/run.json") if read_state(path.parent) == "done"]
-            if len(found) != 1 or fingerprint(found[0]) != expected:
-                raise Failed(f"after {point}:sigkill on rank {rank} the run differs")
-            done += 1
-    return f"{done} kills at {len(POINTS)} points on {ranks} rank{'s' * (ranks > 1)}: every run byte-equal"
+    expected, _ = book.whole(*overrides)
+
+    def killed(point: str, rank: int, place: Path) -> Found:
+        once = ranks > 1 or point in ("compose", "init", "prune")
+        what = f"{point}:sigkill on rank {rank}"
+        code = ended(start_job(place, *overrides, faults=[f"{point}:sigkill:{1 if once else 2}:{rank}"]))
+        if code == 0:
+            raise Failed(f"{what} ended with {code}")
+        if (code := ended(start_job(place, *overrides))) != 0:
+            raise Failed(f"after {what} the run ended with {code}: {(place / 'errors').read_text()[-400:]}")
+        found = list(runs(place))
+        if len(found) != 1 or fingerprint(found[0]) != expected:
+            raise Failed(f"after {what} the run differs")
+        return {"kills": 1}
+
+    places = [(point, rank) for point in POINTS for rank in range(ranks) if not rank or point not in OF_RANK_0]
+    for point, rank in places:
+        book.do(f"{point}_{rank}", partial(killed, point, rank))
+    return f"{total(book, 'kills')} of {len(places)} kills, one at each point of each rank: every run byte-equal"
 
 
-def stops(root: Path, stride: int, *overrides: str) -> str:
+def hangs(book: Book) -> str:
+    """A rank of two that is stopped, or does nothing any more, at every point of an iteration; and one alone."""
+    limits = ("launch.watchdog_s=3", "launch.watchdog_first_s=60")
+    expected: dict[int, object] = {1: book.whole(*SHORT, name="one")[0], 2: book.whole(*SHORT, *TWO_RANKS)[0]}
+
+    def hung(point: str, kind: str, rank: int, ranks: int, place: Path) -> Found:
+        overrides = (*SHORT, *limits, *(TWO_RANKS if ranks > 1 else ()))
+        fault, later = f"{point}:{kind}", 2 if point in ("score", "targets", "log") else 40
+        code = ended(start_job(place, *overrides, faults=[f"{fault}:{later}:{rank}"]))
+        if code != 11 or not list(place.glob("default/*/errors/stacks_rank_*.txt")):
+            raise Failed(
+                f"{fault} on rank {rank} of {ranks} ended with {code}: {(place / 'errors').read_text()[-400:]}"
+            )
+        code = ended(start_job(place, *overrides))
+        found = list(runs(place))
+        if code != 0 or len(found) != 1 or fingerprint(found[0]) != expected[ranks]:
+            raise Failed(f"after {fault} on rank {rank} of {ranks} the run ended with {code}, or differs")
+        return {"hangs": 1}
+
+    of_an_iteration = ("generate", "score", "targets", "forward", "log")
+    wanted = [(point, kind, rank, 2) for point in of_an_iteration for kind in ("hang", "sigstop") for rank in (0, 1)]
+    wanted = [case for case in wanted if case[0] != "log" or not case[2]]
+    wanted += [(point, "hang", 0, 1) for point in of_an_iteration]
+    for case in wanted:
+        book.do("_".join(map(str, case)), partial(hung, *case))
+    return (
+        f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks: exit code 11, stacks, every run byte-equal"
+    )
+
+
+def reshard(book: Book) -> str:
+    """Runs of one rank and of two that are asked to leave and go on with two and with one, at every stage."""
+
+    def changed(stage: int, ranks: int, place: Path) -> Found:
+        keys = (*SHORT, "num_iterations=5", f"deepspeed=zero{stage}")
+        expected, _ = book.whole(*keys, "launch.processes=1", name=f"whole{stage}")
+        first = (*keys, f"launch.processes={ranks}")
+        if (code := ended(start_job(place, *first, faults=["targets:sigterm:3"]))) != 75:
+            raise Failed(f"the first part ended with {code}")
+        then = (*keys, f"launch.processes={3 - ranks}", "checkpoint.reshard=true")
+        code, found = ended(start_job(place, *then)), list(runs(place))
+        if code != 0 or len(found) != 1:
+            raise Failed(f"from {ranks} ranks to {3 - ranks} at stage {stage}: ended with {code}")
+        return {"changes": 1, "difference": greatest_difference(rows(found[0]), expected[0])}
+
+    wanted = [(stage, ranks) for stage in range(4) for ranks in (1, 2)]
+    for stage, ranks in wanted:
+        book.do(f"zero{stage}_from_{ranks}", partial(changed, stage, ranks))
+    worst = max((found.get("difference", 0.0) for found in book.cases.values()), default=0.0)
+    return (
+        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one at "
+        f"stages 0 to 3: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
+    )
+
+
+def greatest_difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> float:
+    """Between two runs' numbers, as a part of their size. Raises `Failed` where other things were logged."""
+    if [sorted(row) for row in found] != [sorted(row) for row in expected]:
+        raise Failed("other rows, or other metrics")
+    pairs = [(one[key], other[key]) for one, other in zip(found, expected, strict=True) for key in one]
+    return max(abs(a - b) / max(1.0, abs(b)) for a, b in pairs if a is not None and b is not None)
+
+
+def stops(book: Book, stride: int, *overrides: str) -> str:
     """SIGTERM at every pass of every point, and resume."""
-    root.mkdir()
-    expected, passes = undisturbed(root, *SHORT, *overrides)
-    counts = {}
-    for point, total in passes.items():
-        times = range(1, total + 1, stride if point in ("generate", "forward", "backward") else 1)
-        for time_ in times:
-            resume(root, expected, [f"{point}:sigterm:{time_}"], *overrides)
-        counts[point] = len(times)
-    return f"{sum(counts.values())} stops ({', '.join(f'{p} {n}' for p, n in counts.items())}): every run byte-equal"
+    expected, passes = compared(book, *overrides)
+    wanted = [
+        (point, time_)
+        for point, passed in passes.items()
+        for time_ in range(1, passed + 1, stride if point in ("generate", "forward", "backward") else 1)
+    ]
+    for point, time_ in wanted:
+        book.do(
+            f"{point}_{time_}",
+            lambda place, p=point, t=time_: resume(place, expected, [f"{p}:sigterm:{t}"], *overrides),
+        )
+    by_point = Counter(case.partition("_")[0] for case, found in book.cases.items() if "stops" in found)
+    done = ", ".join(f"{point} {number}" for point, number in by_point.items())
+    return f"{total(book, 'stops')} of {len(wanted)} stops ({done}): every run byte-equal"
 
 
-def signals(root: Path) -> str:
+def signals(book: Book) -> str:
     """Every signal in every phase; twice as well, and another one while it is saved."""
-    root.mkdir()
-    expected, passes = undisturbed(root, *SHORT)
-    done = 0
-    for point, total in passes.items():
-        for kind in SIGNALS:
-            middle = total // 2 + 1 if total > 1 else 1
-            resume(root, expected, [f"{point}:{kind}:{middle}"])
-            done += 1
+    expected, passes = compared(book)
+    wanted = {
+        f"{point}_{kind}": [f"{point}:{kind}:{passed // 2 + 1 if passed > 1 else 1}"]
+        for point, passed in passes.items()
+        for kind in SIGNALS
+    }
     for kind in ("sigterm", "sigusr1", "sigusr2"):  # a second Ctrl-C means: at once
-        resume(root, expected, ["targets:sigterm:2", f"save.write:{kind}:2", f"save.rename:{kind}:2"])
-        done += 1
-    return f"{done} signals in {len(passes)} phases, a second one during the save among them: every run byte-equal"
+        wanted[f"twice_{kind}"] = ["targets:sigterm:2", f"save.write:{kind}:2", f"save.rename:{kind}:2"]
+    for case, faults in wanted.items():
+        book.do(case, lambda place, faults=faults: resume(place, expected, faults))
+    phases = len(passes)
+    return (
+        f"{total(book, 'stops')} of {len(wanted)} signals in {phases} phases, a second one during the save among them: "
+        "every run byte-equal"
+    )
 
 
-def resume(root: Path, expected: Any, faults: list[str], *overrides: str) -> None:
+def compared(book: Book, *overrides: str) -> tuple[list[object], dict[str, int]]:
+    """What runs of this process are compared with, and how often they come by each point."""
+
+    def make() -> object:
+        place = book.folder / "undisturbed"
+        place.mkdir(exist_ok=True)
+        return undisturbed(place, *SHORT, *overrides)
+
+    expected, passes = book.remembered("undisturbed", make)
+    return expected, passes
+
+
+def resume(root: Path, expected: list[object], faults: list[str], *overrides: str) -> Found:
     """One run with these faults, and to its end without. Raises `Failed` where it differs."""
     folder, state = stopped(root, *SHORT, *overrides, faults=faults)
     if state == "preempted":
         folder, state = stopped(root, *SHORT, *overrides, faults=[NEVER], folder=folder)
-    if state != "done" or fingerprint(folder) != expected:
+    if state != "done" or list(fingerprint(folder)) != expected:
         raise Failed(f"{faults} ended as {state}, or differs: {folder}")
+    return {"stops": 1}
 
 
-def flips(root: Path, count: int, chance: random.Random) -> str:
-    """Bits that flip in a checkpoint, one at a time."""
-    folder, _ = stopped(root, *SHORT, "num_iterations=1", faults=[])
-    newest = all_checkpoints(folder / "checkpoints")[-1]
-    seen = sum(damaged_by_a_flip(newest, chance) is not None for _ in range(count))
-    if seen != count:
-        raise Failed(f"{count - seen} of {count} flipped bits were not seen")
-    return f"{count} flipped bits: all seen"
+def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
+    """One run of so many minutes, killed every so many seconds and started again, saved by time alone.
 
-
-def soak(root: Path, minutes: float, every_s: float, chance: random.Random) -> str:
-    """One run of so many minutes, killed every so many seconds and started again, saved by time alone."""
-    _, short = whole(root / "short", *SOAK_PROBE, "num_iterations=1")
-    _, longer = whole(root / "probe", *SOAK_PROBE, "num_iterations=41")
-    iterations = max(2, int(minutes * 60 / max((longer - short) / 40, 0.01)))
+    What it is compared with is asked to leave where a piece of the campaign ends before it, and goes on in the next.
+    """
+    _, short = book.whole(*SOAK_PROBE, "num_iterations=1", name="short")
+    _, longer = book.whole(*SOAK_PROBE, "num_iterations=41", name="probe")
+    iterations = book.remembered("iterations", lambda: max(2, int(minutes * 60 / max((longer - short) / 40, 0.01))))
     keys = (*SOAK_PROBE, f"num_iterations={iterations}", f"checkpoint.every_seconds={every_s / 12:g}")
-    expected, seconds = whole(root / "whole", *keys)
-    tally, began = Tally(), time.monotonic()
-    place = root / "killed"
-    place.mkdir()
-    killed_until_done(place, expected, *keys, delays=repeat(every_s), chance=chance, tally=tally)
-    said = judged(tally, most_lost=None)
+    root, place = book.folder / "whole", book.folder / "killed"
+    for folder in (root, place):
+        folder.mkdir(exist_ok=True)
+    while not list(runs(root)) and not book.over():
+        began = time.monotonic()
+        job = start_job(root, *keys)
+        job.join(max(1.0, book.deadline - began))
+        if job.exitcode is None:
+            os.kill(job.pid, signal.SIGTERM)
+        if (code := ended(job)) not in (0, 75):
+            raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
+        book.note(f"whole-{time.time()}", {"whole_seconds": time.monotonic() - began, "whole_stops": int(code == 75)})
+    for whole in runs(root):
+        expected = fingerprint(whole)
+        while not total(book, "runs") and not book.over():
+            began, tally = time.monotonic(), Tally()
+            chance = random.Random(f"{seed}/{len(book.cases)}")
+            killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
+            found = of_kills(tally, most_lost=None)
+            book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
+    asked = f" (asked to leave {stops} times)" if (stops := total(book, "whole_stops")) else ""
+    so_far = "" if total(book, "runs") else " so far"
     return (
-        f"{iterations} iterations, {seconds / 60:.1f} minutes undisturbed, killed every {every_s:g} s for "
-        f"{(time.monotonic() - began) / 60:.1f} minutes and saved every {every_s / 12:g} s: {said}"
+        f"{iterations} iterations, {total(book, 'whole_seconds') / 60:.1f} minutes undisturbed{asked}, killed every "
+        f"{every_s:g} s for {total(book, 'killed_seconds') / 60:.1f} minutes{so_far} and saved every "
+        f"{every_s / 12:g} s: {total(book, 'kills')} kills, {said_of_kills(book)}"
     )
+
+
+def total(book: Book, number: str) -> Any:
+    """The sum of a number over the cases that are done."""
+    return sum(found.get(number, 0) for found in book.cases.values())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults.sh", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="parts to run; all of them but soak without a name")
+    parser.add_argument("parts", nargs="*", help=f"of {' '.join(PARTS)}; all of them but soak without a name")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--flips", type=int, default=100)
     parser.add_argument("--stride", type=int, default=1, help="of generate, forward and backward: every N-th")
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="between two kills of the soak")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where what was done is kept, to go on with it")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which nothing new is begun")
     asked = parser.parse_args()
-    chance = random.Random(asked.seed)
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        root = Path(folder)
-        parts: dict[str, Callable[[], str]] = {
-            "flips": lambda: flips(root / "flips", asked.flips, chance),
-            "signals": lambda: signals(root / "signals"),
-            "stops, two agents": lambda: stops(root / "stops2", asked.stride),
-            "stops, one agent": lambda: stops(root / "stops1", asked.stride, ONE_AGENT),
-            "points, one rank": lambda: points(root / "points1", 1),
-            "points, two ranks": lambda: points(root / "points2", 2),
-            "kills, one rank": lambda: kills(root / "kills1", asked.kills, chance, ONE_AGENT),
-            "kills, two ranks": lambda: kills(root / "kills2", max(1, asked.kills // 10), chance, *TWO_RANKS),
-            "soak": lambda: soak(root / "soak", asked.soak, asked.every, chance),
-        }
-        known = {name.partition(",")[0] for name in parts}
-        wanted = set(asked.parts) or known - (set() if asked.soak else {"soak"})
-        if wanted - known:
-            parser.error(f"parts are {' '.join(sorted(known))}")
-        chosen = {name: part for name, part in parts.items() if name.partition(",")[0] in wanted}
-        lines, failed = [], False
-        for name, part in chosen.items():
-            print(f"{name} ...", flush=True)
-            try:
-                with redirect_stdout(io.StringIO()):  # what the runs themselves say
-                    said, seconds = timed(part)
-            except Failed as broken:
-                said, seconds, failed = f"**broken**: {broken}", 0.0, True
-            lines.append(f"| {name} | {said} | {seconds / 60:.1f} |")
-            print(lines[-1], flush=True)
-            write_report(lines)
+    wanted = set(asked.parts) or set(PARTS) - (set() if asked.soak else {"soak"})
+    if "soak" in wanted and not asked.soak:
+        parser.error("soak needs --soak MINUTES")
+    parts: dict[str, Callable[[Book], str]] = {
+        "flips": lambda book: flips(book, asked.flips, asked.seed),
+        "points, one rank": lambda book: points(book, 1),
+        "points, two ranks": lambda book: points(book, 2),
+        "kills, one rank": lambda book: kills(book, asked.kills, asked.seed, ONE_AGENT),
+        "kills, two ranks": lambda book: kills(book, max(1, asked.kills // 10), asked.seed, *TWO_RANKS),
+        "hangs": hangs,
+        "reshard": reshard,
+        "signals": signals,
+        "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
+        "stops, two agents": lambda book: stops(book, asked.stride),
+        "stops, one agent": lambda book: stops(book, asked.stride, ONE_AGENT),
+    }
+    if wanted - set(PARTS) - set(parts):
+        parser.error(f"parts are {' '.join(PARTS)}; one half of two is named as in 'kills, one rank'")
+    chosen = {name: part for name, part in parts.items() if {name, name.partition(",")[0]} & wanted}
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        return run_parts(chosen, asked.folder or Path(temporary), time.monotonic() + 60 * asked.minutes)
+
+
+def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: float) -> int:
+    """Do what is left of these parts until the deadline, and put what came of them into the page. The exit code."""
+    lines, failed = [], False
+    for name, part in parts.items():
+        book = Book(folder / name.replace(", ", "-").replace(" ", "-"), deadline)
+        print(f"{name} ...", flush=True)
+        try:
+            with redirect_stdout(io.StringIO()):  # what the runs themselves say
+                said = part(book)
+        except Failed as broken:
+            book.note("undisturbed", {"broken": str(broken)})
+            said = ""
+        if not book.cases:
+            continue  # there was no time for any
+        broken = [f"{case}: {found['broken']}" for case, found in book.cases.items() if "broken" in found]
+        failed = failed or bool(broken)
+        minutes = (total(book, "seconds") + total(book, "whole_seconds") + total(book, "killed_seconds")) / 60
+        lines.append(f"| {name} | {'**broken**: ' + '; '.join(broken) if broken else said} | {minutes:.1f} |")
+        print(lines[-1], flush=True)
+        write_report(lines)
     return int(failed)
 
 
-def write_report(lines: list[str]) -> None:
+def write_report(lines: Sequence[str]) -> None:
     """Put what came of these parts into the page; of parts that were not run now, what was known stays."""
     text = PAGE.read_text()
     before, rest = text.split(MARKERS[0])

@@ -26,6 +26,7 @@ SURVIVAL = "faults/test_survival.py::"
 CHECKPOINT = "training/test_checkpoint_files.py::"
 SAVING = "training/test_saving_ranks.py::"
 LEAVING = "training/test_leaving.py::"
+WATCHDOG = "training/test_watchdog.py::"
 
 PROMISES = (
     Row(
@@ -54,17 +55,24 @@ PROMISES = (
     ),
     Row(
         "P3 SIGTERM, SIGUSR1, SIGUSR2 on any rank",
-        "heard between two tokens, after the reward, after each agent's forwards; saved, 75",
+        "heard between two tokens, after the reward, after each agent's forwards; an update that was begun is "
+        "finished; saved, 75",
         (
             SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte",
             LEAVING + "test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first",
             LEAVING + "test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along",
             "campaign signals",
         ),
-        "an update that was begun is finished first, however long it takes",
     ),
     Row(
-        "P4 time limit", "saved before it", (), "`checkpoint.must_save_by`; a scheduler's signal before the limit works"
+        "P4 time limit",
+        "saved before it, with the longest update and save so far as a margin; 75",
+        (
+            "training/test_time_limit.py::test_a_run_saves_before_its_time_limit",
+            "training/test_time_limit.py::test_a_run_leaves_early_enough_to_finish_an_update_and_to_save",
+            "training/test_time_limit.py::test_no_iteration_is_begun_that_would_be_given_up",
+            "engine/test_launchers.py::test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked",
+        ),
     ),
     Row(
         "P5 retention",
@@ -95,7 +103,17 @@ PROMISES = (
             "training/test_failure.py::test_weights_that_are_not_finite_are_not_saved",
         ),
     ),
-    Row("P8 hang", "stacks of all ranks, exit 11", (), "a watchdog; a collective ends after `launch.timeout_s`"),
+    Row(
+        "P8 hang",
+        "stacks of all ranks in the run's folder, exit 11, nothing that was started is left; it goes on to the byte",
+        (
+            WATCHDOG + "test_ranks_that_hang_leave_their_stacks_tell_of_it_once_and_take_along_what_they_started",
+            WATCHDOG + "test_who_waits_for_another_or_has_a_limit_of_its_own_or_was_suspended_does_not_hang",
+            SURVIVAL + "test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte",
+            "campaign hangs",
+        ),
+        "one process whose main thread never gives Python's lock back: stacks, and no end",
+    ),
     Row(
         "P9 one rank dies",
         "the job ends within a minute, and names it last",
@@ -113,12 +131,15 @@ PROMISES = (
     ),
     Row(
         "P11 another number of processes",
-        "refused before anything is loaded",
+        "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the "
+        "same, and numbers agree within rounding",
         (
             "training/test_folder.py::test_a_checkpoint_of_another_number_of_processes_is_refused",
             "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
+            "engine/test_reshard.py::test_one_rank_and_two_go_on_with_each_others_shards",
+            "training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte",
+            "campaign reshard",
         ),
-        "`checkpoint.reshard`",
     ),
     Row(
         "P12 disk full",
@@ -130,10 +151,13 @@ PROMISES = (
         ),
     ),
     Row(
-        "P13 no code from outside",
-        "shards run none when loaded",
-        ("engine/test_zero.py::test_shards_run_no_code_when_loaded",),
-        "redaction of secrets in `command.txt` and configurations",
+        "P13 no code from outside, no secrets inside",
+        "shards run none when loaded; no file of a run holds a secret, and the run goes on with it",
+        (
+            "engine/test_zero.py::test_shards_run_no_code_when_loaded",
+            "training/test_secrets.py::test_no_file_of_a_run_holds_a_secret_that_it_was_given",
+            "config/test_secrets.py::test_what_looks_like_a_secret_is_refused_without_being_shown",
+        ),
     ),
     Row(
         "P14 another configuration on resume",
@@ -185,7 +209,11 @@ FAULTS = (
         "leaves at the next step",
         ("training/test_process.py::test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step",),
     ),
-    Row("SIGSTOP of a rank", "exit 11", (), "a watchdog: the others wait for `launch.timeout_s`"),
+    Row(
+        "SIGSTOP of a rank",
+        "exit 11",
+        (WATCHDOG + "test_a_rank_that_is_stopped_ends_the_others_with_eleven", "campaign hangs"),
+    ),
     Row(
         "an exception in one rank",
         "both save where both can; one block, its exit code",

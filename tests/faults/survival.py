@@ -128,23 +128,31 @@ def killed_until_done(
     root: Path, expected: Any, *overrides: str, delays: Iterator[float], chance: random.Random, tally: Tally
 ) -> None:
     """One run, killed after each delay and started again, until it is done; without more delays it is left alone."""
-    while True:
-        job, delay = start_job(root, *overrides), next(delays, None)
-        job.join(600 if delay is None else delay)
-        killed = job.exitcode is None
-        if killed:
-            assert delay is not None, "the job hung"
-            kill_something(job, chance)
-            inspect(root, tally)
-        done = [path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "done"]
-        if done or not killed:  # one that is killed on its way out is done
-            break
+    while not killed_once(root, expected, *overrides, delay=next(delays, None), chance=chance, tally=tally):
+        pass
+
+
+def killed_once(
+    root: Path, expected: Any, *overrides: str, delay: float | None, chance: random.Random, tally: Tally
+) -> bool:
+    """Start a run, or go on with it, and kill it after the delay, if it is given one. Whether it is through."""
+    job = start_job(root, *overrides)
+    job.join(600 if delay is None else delay)
+    killed = job.exitcode is None
+    if killed:
+        assert delay is not None, "the job hung"
+        kill_something(job, chance)
+        inspect(root, tally)
+    done = [path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "done"]
+    if killed and not done:  # one that is killed on its way out is done
+        return False
     tally.runs += 1
     if len(done) != 1 or (job.exitcode != 0 and not killed):
         said = (root / "errors").read_text()[-400:]
         tally.differing.append(f"exit code {job.exitcode}, {len(done)} runs are done: {said}")
     elif fingerprint(done[0]) != expected:
         tally.differing.append(f"{done[0]} ended otherwise")
+    return True
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

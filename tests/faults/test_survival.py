@@ -52,6 +52,18 @@ def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole:
 
 
 @pytest.mark.slow
+def test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
+    limits = ("launch.watchdog_s=2", "launch.watchdog_first_s=100")
+    assert ended(start_job(tmp_path, *KEYS, *limits, faults=["score:hang:2"])) == 11
+    assert "no rank has done anything for 2 s" in (tmp_path / "errors").read_text()
+    [folder] = [path.parent for path in tmp_path.glob("default/*/run.json")]
+    assert read_state(folder) == "failed"
+    assert "in _sampled" in (folder / "errors" / "stacks_rank_0.txt").read_text()
+    assert ended(start_job(tmp_path, *KEYS, *limits)) == 0
+    assert fingerprint(folder) == whole[0]
+
+
+@pytest.mark.slow
 def test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number(
     whole: tuple, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

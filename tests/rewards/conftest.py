@@ -30,5 +30,9 @@ def settings() -> Callable[..., FunctionRewardConfig]:
         reward_batch_rows=0,
         function=None,
         whole_batch=False,
+        per_sample=False,
+        concurrency=None,
+        process=False,
+        timeout_s=None,
     )
     return lambda **changes: replace(plain, **changes)

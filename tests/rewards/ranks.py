@@ -38,6 +38,10 @@ def settings(**changes: Any) -> FunctionRewardConfig:
         "reward_batch_rows": 0,
         "function": None,
         "whole_batch": False,
+        "per_sample": False,
+        "concurrency": None,
+        "process": False,
+        "timeout_s": None,
     }
     return FunctionRewardConfig(kind=RewardKind.function, **{**values, **changes})  # type: ignore[arg-type]
 

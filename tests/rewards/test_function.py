@@ -172,3 +172,101 @@ def test_other_names_and_further_defaults_are_no_hindrance(parameters: str, tmp_
     function = FunctionReward(f"{tmp_path}/other.py:score")
     assert not function.with_episodes
     assert function([{}], {"solo": ["x"]}).team == [1.0]
+
+
+OWN = """
+import asyncio, os, time
+running = most = 0
+
+def plain(example, responses):
+    if example["n"] == 1:
+        raise ValueError("not this one")
+    if example["n"] == 2:
+        return {"team": 2.0, "agent": {"solo": 0.5}, "parts": {"long": len(responses["solo"])}}
+    return example["n"]
+
+def told(example, responses, episode):
+    return {"agent_by_turn": {"solo": [float(len(turn.completion.text)) for turn in episode.of("solo")]}}
+
+async def waiting(example, responses):
+    global running, most
+    running, most = running + 1, max(most, running + 1)
+    await asyncio.sleep(3600 if example["n"] == 1 else 0.01)
+    running -= 1
+    return {"team": example["n"], "parts": {"most": most}}
+
+async def together(examples, responses):
+    await asyncio.sleep(0)
+    return {"team": [example["n"] for example in examples]}
+
+def stuck(example, responses):
+    if example["n"] == 1:
+        time.sleep(3600)
+    if example["n"] == 2:
+        os._exit(0)
+    return float(example["n"])
+
+def batch(examples, responses):
+    return {"team": [float(len(text)) for text in responses["solo"]]}
+"""
+ROWS = [{"n": row} for row in range(4)]
+TEXTS = {"solo": ["", "a", "bb", "ccc"]}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    (tmp_path / "own.py").write_text(OWN)
+    made: list[FunctionReward] = []
+
+    def build(name: str, **keys: Any) -> FunctionReward:
+        made.append(FunctionReward(f"{tmp_path}/own.py:{name}", **keys))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.close()
+
+
+def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own: Any) -> None:
+    found = own("plain", per_sample=True)(ROWS, TEXTS)
+    assert str(found.failures) == "{1: ValueError('not this one')}"
+    assert [found.team[row] for row in (0, 2, 3)] == [0.0, 2.0, 3.0]
+    assert (found.agent["solo"][2], found.parts["long"][2]) == (0.5, 2)
+
+
+def test_a_function_of_one_row_may_read_its_episode(own: Any) -> None:
+    function = own("told", per_sample=True)
+    talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
+    found = OfResponses(function, ["solo"], with_episodes=function.with_episodes)(talk)
+    assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}
+
+
+def test_async_calls_wait_together_within_their_bound_and_their_time(own: Any) -> None:
+    found = own("waiting", per_sample=True, concurrency=2, timeout_s=0.5)(ROWS, TEXTS)
+    assert [found.team[row] for row in (0, 2, 3)] == [0, 2, 3]
+    assert max(found.parts["most"][row] for row in (0, 2, 3)) == 2
+    assert [str(error) for error in found.failures.values()] == ["it took longer than 0.5 s"]
+    assert own("together")(ROWS, TEXTS).team == [0, 1, 2, 3]
+
+
+def test_a_process_of_its_own_can_be_killed_and_costs_only_its_row(own: Any) -> None:
+    found = own("stuck", per_sample=True, process=True, timeout_s=1.0, concurrency=2)(ROWS, TEXTS)
+    assert [found.team[row] for row in (0, 3)] == [0.0, 3.0]
+    assert sorted(found.failures) == [1, 2]
+    assert "longer than 1 s" in str(found.failures[1])
+    assert own("batch", process=True)(ROWS, TEXTS).team == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rule"),
+    [
+        ("batch", {"timeout_s": 1.0}, "reward.timeout_s=1 cannot end a call inside of the training process; set"),
+        ("batch", {"concurrency": 2}, "reward.concurrency=2 does nothing"),
+        ("plain", {"concurrency": 2, "per_sample": True}, "reward.concurrency=2 does nothing"),
+        ("together", {"process": True}, "reward.process=true is for functions that compute"),
+    ],
+)
+def test_keys_that_can_do_nothing_with_a_function_are_refused(own: Any, name: str, keys: Any, rule: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        own(name, **keys)
+    assert str(raised.value).startswith(rule)

@@ -41,6 +41,27 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("", None, None),
         (". , $ -", None, None),
         ("9" * 5000, None, "9" * 5000),
+        ("#### 18 km/h", "18", "18"),
+        ("#### 18\u00a0dollars", "18", "18"),
+        ("#### 18%.", "18", "18"),
+        ("#### 18, 19", "18", "19"),  # of several numbers the first one stands behind the mark
+        ("#### 18 or 19", "18", "19"),
+        ("#### 18/2", "18", "2"),
+        ("#### 1.8e1", "1.8", "1"),
+        ("#### 1 024", "1", "24"),
+        ("#### 1.024,50", "1.024", "50"),
+        ("#### +18", None, "18"),
+        ("####\n18", None, "18"),
+        ("#### answer: 18", None, "18"),
+        ("#### **18**", None, "18"),
+        (r"#### \boxed{18}", None, "18"),
+        (r"\boxed{1,024}", None, "1024"),
+        (r"\boxed{-18}", None, "-18"),
+        ("#### \u0661\u0668", None, None),  # digits of other scripts
+        ("#### \uff11\uff18", None, None),
+        ("x\u00b2", None, None),
+        ("#### 18 #### 19 ####", "19", "19"),
+        ("##### 18", "18", "18"),
     ],
 )
 def test_what_the_two_rules_read(text: str, strict: str | None, flexible: str | None) -> None:
@@ -76,5 +97,6 @@ def test_every_reference_of_the_data_has_its_number() -> None:
     for row in rows:
         written = row["answer"].rsplit("#### ", 1)[1].replace(",", "")
         assert reference_number(row["answer"]) == Decimal(written)
-    reward = Gsm8k({"solver": "{answer}"}, NumberMatch.strict)
-    assert reward(rows, {"solver": [row["answer"] for row in rows]}).team == [1.0] * 1319
+    for match in NumberMatch:
+        found = Gsm8k({"solver": "{answer}"}, match)(rows, {"solver": [row["answer"] for row in rows]})
+        assert found.team == found.parts["strict"] == found.parts["flexible"] == [1.0] * 1319

@@ -150,3 +150,42 @@ def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make)
         assert [len(own) for own in numbers] == [0, 1, 2, 3]
         assert all(math.isnan(number) for number in numbers[2])
         assert list(numbers[3]) == expected
+
+
+class ByRow:
+    """Answers row by row; those that `fails` names in a call stand in `failures`."""
+
+    def __init__(self, fails: Callable[[int, int], bool], *, final: bool = False) -> None:
+        self.fails, self.final = fails, final
+        self.calls: list[list[int]] = []
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        rows = [one.example["n"] for one in episodes]
+        self.calls.append(rows)
+        failed = {place: ValueError(f"row {row}") for place, row in enumerate(rows) if self.fails(row, len(self.calls))}
+        numbers = [math.nan if place in failed else float(row) for place, row in enumerate(rows)]
+        return Reward(
+            team=numbers, parts={"twice": [2 * number for number in numbers]}, failures=failed, final=self.final
+        )
+
+
+def test_rows_that_fail_among_others_are_asked_about_again_without_the_others(settings: Make) -> None:
+    reward = ByRow(lambda row, call: row in (3, 7) and (row == 3 or call < 3))
+    found, failure = answered(reward, settings())
+    assert found == [row for row in range(16) if row != 3]
+    assert str(failure) == "row 3"
+    assert reward.calls == [list(range(16)), [3, 7], [3, 7]]
+
+
+def test_rows_of_a_reward_that_has_asked_again_itself_are_not_asked_about_again(settings: Make) -> None:
+    reward = ByRow(lambda row, call: row == 3, final=True)
+    found, failure = answered(reward, settings())
+    assert len(found) == 15
+    assert str(failure) == "row 3"
+    assert len(reward.calls) == 1
+
+
+def test_a_whole_batch_is_not_asked_about_in_parts_where_rows_of_it_fail(settings: Make) -> None:
+    reward = ByRow(lambda row, call: row == 3)
+    assert len(answered(reward, settings(whole_batch=True))[0]) == 15
+    assert len(reward.calls) == 1

@@ -92,7 +92,7 @@ def test_a_job_that_is_near_its_time_limit_is_queued_again_and_goes_on(cluster: 
     assert jobs(tmp_path)[0]["state"] == "waiting"
     assert sweep.poll() is None
     (tmp_path / "slow").unlink()
-    cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+5")  # see test_train.py
     ended(sweep, 0)
     [run] = tmp_path.glob("outputs/default/*/1/")
     assert [row["iteration"] for row in rows(run)] == list(range(6))

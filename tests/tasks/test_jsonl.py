@@ -11,10 +11,12 @@ import datasets
 import pytest
 
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind
-from ippo_cli.tasks.jsonl import jsonl_examples
+from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
+from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
+AS_THEY_ARE: dict[str, Any] = {"train_size": None, "eval_size": None, "eval_share": None, "weights": None}
+AS_THEY_ARE |= {"columns": {}, "map": None, "filter": None, "too_long": TooLong.error, "streaming": False}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConf
         eval_split="test",
         data_config=None,
         chat_template="auto",
-        **{"train_size": None, "eval_size": None, **changes},
+        **{**AS_THEY_ARE, **changes},
     )
 
 
@@ -197,3 +199,93 @@ def test_a_function_that_is_not_there_is_told_with_those_that_are(tmp_path: Path
     name = f"{tmp_path}/mine.py:trian"
     with pytest.raises(ConfigError, match=r"^task\.train=.* names no function .*; it has: broken none train words"):
         jsonl_examples(config(name, name), seed=0)
+
+
+CODE = """
+def shout(row):
+    if row["n"] == 6:
+        return None
+    return {**row, "prompt": row["prompt"].upper() + "!"}
+
+def even(row):
+    return row["n"] % 2 == 0
+
+def broken(row):
+    raise RuntimeError("no")
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    path = tmp_path / "rows.py"
+    path.write_text(CODE)
+    return str(path)
+
+
+def test_columns_are_renamed_and_looked_for_inside_and_the_first_that_is_there_is_taken(tmp_path: Path) -> None:
+    nested = [{"problem": "a", "meta": {"gold": [1, row]}} for row in range(2)]
+    (tmp_path / "nested.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nested))
+    columns = {"question": ["question", "problem"], "right": "meta.gold.1"}
+    train, _ = jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns=columns), seed=0)
+    assert [(row["question"], row["right"]) for row in rows(train)] == [("a", 0), ("a", 1)]
+    with pytest.raises(PreflightError, match=r"task.columns.question=text: rows have no such column; they have: "):
+        jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"question": "text"}), seed=0)
+    with pytest.raises(PreflightError, match=r"task.columns.right=meta.gold.7: a row has nothing there \(no '7'"):
+        rows(jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"right": "meta.gold.7"}), 0)[0])
+
+
+def test_rows_are_made_by_a_function_and_filtered_and_those_left_out_are_counted(file: str, code: str) -> None:
+    changed = config(file, file, map=f"{code}:shout", filter="n < 2 or n > 4")
+    train, held_out = jsonl_examples(changed, seed=0)
+    assert [row["n"] for row in rows(train)] == [row["n"] for row in rows(held_out)] == [0, 1, 5]
+    assert rows(train)[1]["prompt"] == "1 + 1 = !"
+    assert list(train) == rows(train)
+    assert train[-1] == rows(train)[2]
+    (counts,) = train.counts  # type: ignore[attr-defined]
+    assert str(counts) == f"{file}: 7 rows, 1 left out by task.map, 3 left out by task.filter: 3 are used"
+    train, _ = jsonl_examples(config(file, file, filter=f"{code}:even", train_size=3), seed=0)
+    assert [row["n"] for row in rows(train)] == [0, 2, 4]
+    for changes, said in (
+        ({"map": f"{code}:broken"}, r"task.map=.*:broken fails on a row \(.*RuntimeError: no"),
+        ({"filter": "level == 'easy'"}, r"task.filter=level == 'easy' fails on a row \(.*level"),
+        ({"filter": "n <"}, r"task.filter=n < is no expression of Jinja's"),
+        ({"filter": "().__class__.__mro__[1].__subclasses__()"}, "task.filter=.* fails on a row"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            jsonl_examples(config(file, file, **changes), seed=0)
+    with pytest.raises(PreflightError, match="has no rows"):
+        jsonl_examples(config(file, file, filter="n > 100"), seed=0)
+
+
+def test_a_field_that_some_source_lacks_is_told(file: str, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')
+    told = config([file, str(tmp_path / "other.jsonl")], file, weights=[1, 1])  # type: ignore[arg-type]
+    told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    with pytest.raises(PreflightError, match="1 of 8 rows have no 'answer'"):
+        jsonl_examples(told, seed=0)
+
+
+def test_a_share_of_the_training_rows_is_held_out_by_the_seed(file: str) -> None:
+    divided = config(file, None, eval_share=0.3)
+    train, held_out = jsonl_examples(divided, seed=3)
+    assert sorted(row["n"] for row in [*rows(train), *rows(held_out)]) == list(range(7))
+    assert len(held_out) == 2
+    assert rows(held_out_rows(divided, seed=3)) == rows(held_out)
+    assert {tuple(row["n"] for row in held_out_rows(divided, seed)) for seed in range(8)} != {(0, 1)}
+    with pytest.raises(PreflightError, match=r"task.eval_share=0.01 of 7 rows leaves none on one side"):
+        jsonl_examples(config(file, None, eval_share=0.01), seed=0)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"rows.{suffix}"
+    plain = [{"prompt": row["prompt"], "n": row["n"]} for row in ROWS]
+    if suffix == "jsonl":
+        beyond = json.dumps(plain[5] | {"prompt": "x" * 11_000_000})  # files are read by ten megabytes
+        file.write_text("".join(json.dumps(row) + "\n" for row in plain[:5]) + f"{beyond}\nhere it breaks\n")
+    else:
+        table = datasets.Dataset.from_list(plain)
+        (table.to_csv if suffix == "csv" else table.to_parquet)(str(file))
+    train, held_out = jsonl_examples(config(str(file), str(file), streaming=True, train_size=4, eval_size=2), seed=0)
+    assert [str(row["n"]) for row in rows(train)] == list("0123")
+    assert len(held_out) == 2

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ippo_cli.tasks.schedule import ExampleSchedule, share
+from ippo_cli.tasks.rows import Joined, Rows, unchanged
+from ippo_cli.tasks.schedule import ExampleSchedule, Mixture, share
 
 ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
 Make = Callable[..., ExampleSchedule]
@@ -87,3 +88,49 @@ def test_only_rows_that_a_run_reaches_are_looked_at(iterations: int, rows: int, 
     assert sorted(asked) == sorted(set(seen))
     assert len(asked) == rows
     assert all(example["n"] == row for row, example in asked.items())
+
+
+def two_sources(weights: list[float] | None, sizes: tuple[int, int] = (30, 700)) -> Joined:
+    tables = [[{"of": name, "n": row} for row in range(size)] for name, size in zip("ab", sizes, strict=True)]
+    return Joined([Rows(table, unchanged, range(len(table))) for table in tables], weights)
+
+
+def asked(rows: Joined, prompts: int, first: int = 0, count: int = 0, seed: int = 3) -> list[tuple[str, int]]:
+    schedule = ExampleSchedule(rows, seed=seed, prompts_per_iteration=prompts, num_generations=1)
+    return [
+        (row["of"], row["n"])
+        for number in range(first, first + (count or 1000 // prompts))
+        for row in schedule.batch(number, 0, 1).examples
+    ]
+
+
+def test_sources_have_their_share_of_every_thousand_prompts_and_each_is_gone_through_by_itself() -> None:
+    seen = asked(two_sources([3, 1]), prompts=50, count=40)
+    assert [sum(of == "a" for of, _ in seen[part : part + 1000]) for part in (0, 1000)] == [750, 750]
+    of_a, of_b = ([row for name, row in seen if name == of] for of in "ab")
+    passes = [of_a[start : start + 30] for start in range(0, 1500, 30)]
+    assert all(sorted(one) == list(range(30)) for one in passes)
+    assert len(set(map(tuple, passes))) > 40, "in an order of its own"
+    assert len(set(of_b)) == len(of_b) == 500
+    assert sum(of == "a" for of, _ in seen[:200]) != 200, "and not one source after the other"
+
+
+def test_the_mixed_order_is_a_function_of_seed_and_position_alone() -> None:
+    rows = two_sources([2.0, 1.0])
+    whole = asked(rows, prompts=50, count=30)
+    assert asked(rows, prompts=50, first=17, count=3) == whole[850:1000], "a run that was resumed"
+    assert asked(rows, prompts=10, first=99, count=5) == whole[990:1040], "and one with other iterations"
+    assert asked(rows, prompts=50, count=2, seed=4) != whole[:100]
+    schedule = ExampleSchedule(rows, seed=3, prompts_per_iteration=50, num_generations=1)
+    assert {(row["of"], row["n"]) for _, row in schedule.scheduled_examples(4)} == set(whole[:200])
+    assert all(rows[place] == row for place, row in schedule.scheduled_examples(4))
+
+
+def test_shares_are_whole_prompts_and_all_of_them() -> None:
+    assert Mixture([5, 5, 5], [1, 1, 1], 0).shares == [334, 333, 333]
+    assert Mixture([5, 5], [0.7, 0.3], 0).shares == [700, 300]
+
+
+def test_sources_without_weights_are_one() -> None:
+    seen = asked(two_sources(None, (4, 6)), prompts=10, count=3)
+    assert all(len(set(seen[part : part + 10])) == 10 for part in (0, 10, 20))

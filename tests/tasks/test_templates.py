@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.templates import render_template
+from ippo_cli.config.schema import PromptConfig
+from ippo_cli.tasks.templates import example_fields, fields_of, first_message, may_hear, render_template
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,73 @@ def test_a_template_that_does_not_fit_is_a_mistake_in_the_configuration(template
             template, {"a": "x", "b": 2, **({"n": None} if "n}" in template else {})}, "task.agents.low.template"
         )
     assert str(raised.value).startswith(f"task.agents.low.template={template!r} ")
+
+
+SHOTS = "jinja:{% for shot in shots %}{{ shot.q }}={{ shot.a }}\n{% endfor %}{{ q | upper }}="
+ROW = {"q": "x", "shots": [{"q": "a", "a": 1}, {"q": "b", "a": 2}], "nothing": None}
+
+
+def test_a_template_of_jinjas_has_its_statements_and_filters() -> None:
+    assert render_template(SHOTS, ROW, "where") == "a=1\nb=2\nX="
+    assert fields_of(SHOTS, "where") == {"shots", "q"}
+    told = {"turn": "2", "agents.low": "hm", "agents.high": None}
+    assert render_template("jinja: {{ turn }} {{ agents.low }}{{ agents['low'] }}", ROW, "where", told) == "2 hmhm"
+    assert fields_of("jinja: {{ agents.low }} {{ q }}", "where") == {"agents.low", "q"}
+    assert may_hear("jinja: {{ agents.low }}", "where", {"agents.high"})
+    assert not may_hear("jinja: {{ q }}", "where", set())
+
+
+@pytest.mark.parametrize(
+    ("template", "rule"),
+    [
+        ("jinja:{{ other }}", "cannot be written .*'other' is undefined.*there is: q shots nothing"),
+        ("jinja:{{ nothing }}", "writes a field that is null"),
+        ("jinja:{% for %}", "is no template of Jinja's"),
+        ("jinja:{{ q.__class__.__mro__ }}", "cannot be written .*unsafe"),
+        ("jinja:{{ shots.append(1) }}", "cannot be written"),
+        ("jinja:{{ 1 // 0 }}", "cannot be written .ZeroDivisionError"),
+        ("jinja:{{ agents.low }}", "cannot be written"),
+    ],
+)
+def test_what_a_template_of_jinjas_cannot_or_may_not_do_is_told(template: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as raised:
+        render_template(template, ROW, "task.agents.a.template")
+    assert raised.value.exit_code == 2
+
+
+FORMATTERS = """
+def plain(example):
+    return f"Q: {example['q']}"
+
+def hearing(example, told):
+    return example["q"] + told["heard"]
+
+def number(example):
+    return 7
+
+def failing(example):
+    return example["missing"]
+"""
+
+
+def test_a_function_may_be_a_template(tmp_path: Path) -> None:
+    (tmp_path / "prompts.py").write_text(FORMATTERS)
+    file = tmp_path / "prompts.py"
+    assert render_template(f"{file}:plain", ROW, "where") == "Q: x"
+    assert render_template(f"{file}:hearing", ROW, "where", {"heard": "!", "agents.low": None}) == "x!"
+    assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "what is heard is not known yet"
+    assert may_hear(f"{file}:plain", "where", set()), "nobody knows"
+    for name, rule in (
+        ("number", "returns 7, which is no text"),
+        ("failing", r"fails \(.*KeyError: 'missing'"),
+        ("absent", "names no function in .*it has: failing hearing number plain"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            render_template(f"{file}:{name}", ROW, "where")
+    assert render_template("see prompts.py:plain", ROW, "where") == "see prompts.py:plain", "a text that speaks of one"
+
+
+def test_the_fields_of_an_example_are_those_that_no_conversation_has() -> None:
+    asked = PromptConfig(template="{b} {heard} {a}", turn_template="{agents.low} {b} {c} {observation}")
+    assert example_fields(asked, "where") == ["b", "a", "c"]
+    assert example_fields(PromptConfig(template=SHOTS), "where") == ["q", "shots"]

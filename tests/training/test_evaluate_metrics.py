@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from small import small_config
 from spoken import episode
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.training.evaluate import _by_turn, _metrics
-from ippo_cli.types import Episode
+from ippo_cli.tasks.examined import examined_rows
+from ippo_cli.tasks.task import Task
+from ippo_cli.training.estimates import by_row, intervals, paired
+from ippo_cli.training.evaluate import _by_turn, _metrics, evaluate
+from ippo_cli.types import Batch, Episode
 
 
 def four_episodes() -> list[Episode]:
@@ -65,3 +72,51 @@ def test_numbers_of_a_held_out_turn_are_of_the_episodes_that_had_it_and_scores_o
         },
         nan_ok=True,
     )
+
+
+def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: Path) -> None:
+    held_out = [{"wanted": row % 2} for row in range(6)]
+    config, _ = small_config(tmp_path, "evaluation.num_generations=4", "evaluation.size=3")
+    asked: dict[bool, Batch] = {}
+
+    def play(batch: Batch, greedy: bool) -> list[Episode]:
+        asked[greedy] = batch
+        return [
+            replace(episode(("low", 0, "a"), ("high", 0, "b")), example=example, index=int(index))
+            for example, index in zip(batch.examples, batch.index, strict=True)
+        ]
+
+    def reward(episodes: Sequence[Episode]) -> Reward:
+        """Of odd rows the first sample alone is right; of even ones none."""
+        right = [float(one.index < 6 and one.example["wanted"]) for one in episodes]
+        return Reward(team=right, parts={"right": right, "near": [0.5] * len(right)})
+
+    rows = examined_rows(6, config.evaluation)
+    found = evaluate(play, Task(train=(), held_out=held_out), reward, config, every_sample=True)
+    assert asked[True].index.tolist() == rows
+    assert asked[False].index.tolist() == [row + 6 * sample for row in rows for sample in range(4)]
+    odd = sum(row % 2 for row in rows) / 3
+    assert 0 < odd < 1
+    assert found.metrics["greedy/right"] == pytest.approx(odd)
+    assert found.metrics["sampled/right"] == pytest.approx(odd / 4)
+    assert found.metrics["sampled/right/pass@2"] == pytest.approx(odd / 2)
+    assert found.metrics["sampled/score/pass@4"] == pytest.approx(odd)
+    assert not [key for key in found.metrics if key.startswith(("greedy/right/", "sampled/near/"))]
+    assert len(found.samples) == 15
+    assert found.samples[0]["parts"] == {"right": float(rows[0] % 2), "near": 0.5}
+    by_prompt = by_row(found)
+    assert by_prompt["sampled/right"].tolist() == [row % 2 / 4 for row in rows]
+    assert by_prompt["sampled/right/pass@2"].tolist() == [row % 2 / 2 for row in rows]
+    certain = intervals(found, seed=0)
+    assert certain["sampled/right"]["by"] == certain["sampled/right/pass@4"]["by"] == "wilson"
+    assert certain["sampled/near"] == {"low": 0.5, "high": 0.5, "by": "bootstrap"}
+    assert certain["greedy/right"]["low"] < odd < certain["greedy/right"]["high"]
+
+
+def test_two_evaluations_are_compared_row_by_row_where_both_have_one() -> None:
+    one = torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
+    other = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])
+    found = paired(one, other, seed=0)
+    assert (found["one"], found["other"], found["difference"]) == (0.75, 0.25, 0.5)
+    assert (found["rows"], found["higher"], found["lower"], found["p"]) == (4, 2, 0, 0.5)
+    assert found["low"] < 0.5 < found["high"]

@@ -12,7 +12,16 @@ from small import small_config, train
 
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import load_config
-from ippo_cli.training.evaluate_run import evaluate_model, evaluate_run, file_name, find_weights
+from ippo_cli.config.teams import holders
+from ippo_cli.training.compare import compare
+from ippo_cli.training.evaluate_run import (
+    evaluate_model,
+    evaluate_run,
+    file_name,
+    find_weights,
+    one_model,
+    samples_file,
+)
 
 
 def test_an_evaluation_with_other_settings_has_another_name() -> None:
@@ -60,13 +69,43 @@ def test_every_name_of_a_runs_weights_is_found_and_scores_as_the_run_did(
 
 
 @pytest.mark.slow
-def test_scores_are_written_with_the_overrides_that_made_them(run: Path) -> None:
-    config, _ = small_config(run.parents[1], "rollout.temperature=0.5")
-    target = evaluate_run(config, run, "latest", ["rollout.temperature=0.5"])
-    assert target.name == file_name("step_00000001", 1234, ["rollout.temperature=0.5"])
+def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sample(run: Path) -> None:
+    typed = ["rollout.temperature=0.5", "evaluation.num_generations=2"]
+    config, _ = small_config(run.parents[1], *typed)
+    target = evaluate_run(config, run, "latest", typed)
+    assert target.name == file_name("step_00000001", 1234, typed)
     written = json.loads(target.read_text())
-    assert written["overrides"] == ["rollout.temperature=0.5"]
+    assert written["overrides"] == typed
     assert 0 <= written["sampled/score"] <= 1
+    assert (written["rows"], written["episodes"]) == (8, {"sampled": 16, "greedy": 8})
+    assert written["failed"] == {"sampled": 0, "greedy": 0}
+    for key in ("sampled/score", "sampled/exact/pass@2", "greedy/low/response_length"):
+        assert written["intervals"][key]["low"] <= written[key] <= written["intervals"][key]["high"]
+    samples = [json.loads(line) for line in samples_file(target).read_text().splitlines()]
+    assert [row["mode"] for row in samples] == ["sampled"] * 16 + ["greedy"] * 8
+    assert len({row["index"] for row in samples if row["mode"] == "sampled"}) == 16
+    exact = [row["parts"]["exact"] for row in samples if row["mode"] == "sampled"]
+    assert sum(exact) / 16 == pytest.approx(written["sampled/exact"])
+
+
+@pytest.mark.slow
+def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_model(run: Path) -> None:
+    config, _ = small_config(run.parents[1])
+    known = holders(config)
+    one = find_weights(run, "latest", known)
+    same = compare((config, one), (config, find_weights(run, "initial", known)), ("a", "b"), run, [])
+    written = json.loads(same.read_text())
+    assert written["differences"], "a run that learnt nothing differs from its beginning in nothing"
+    assert {(row["difference"], row["p"]) for row in written["differences"].values()} == {(0.0, 1.0)}
+    assert written["one"]["metrics"] == written["other"]["metrics"]
+    assert len(samples_file(same).read_text().splitlines()) == 2 * 16
+    low = one_model(config, str(run / "initial" / "low"))
+    other = json.loads(compare((config, one), (config, low), ("a", "low"), run, []).read_text())
+    assert {record["model"] for record in other["other"]["models"].values()} == {str(run / "initial" / "low")}
+    row = other["differences"]["sampled/high/response_length"]
+    assert row["one"] - row["other"] == pytest.approx(row["difference"])
+    assert other["one"]["metrics"] == written["one"]["metrics"]
+    assert any(row["difference"] for row in other["differences"].values()), "the other model says other things"
 
 
 @pytest.mark.slow

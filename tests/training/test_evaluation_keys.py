@@ -25,6 +25,7 @@ WITHOUT_EFFECT = {
     "task.agents.*.warm_start_answer": "tried on an example, and taught to no model here",
     "task.symbols": "of messages in the warm start",
     "task.message_length": "of messages in the warm start",
+    "task.weights": "of training prompts",
     "task.train_size": "held-out examples are drawn first",
     "rollout.zero3_gather": "weights that are loaded for this are whole",
     "actor.model": "typed as model=",
@@ -84,7 +85,7 @@ def every_key() -> set[str]:
 
 
 def commands(root: Path) -> list[list[str]]:
-    (root / "held_out.jsonl").write_text(json.dumps({"prompt": "abc"}) + "\n")
+    (root / "held_out.jsonl").write_text(2 * (json.dumps({"prompt": "abc"}) + "\n"))
     (root / "reward.py").write_text(REWARD)
     (root / "my_env.py").write_text(ENVIRONMENT)
     chat = model_folder(root / "chat", "abcdefghi123", chat=True)
@@ -102,6 +103,14 @@ def commands(root: Path) -> list[list[str]]:
             "task.protocol=dialogue",
             "task.num_turns=2",
             "task.agents.solo.turn_template='a'",
+        ],
+        [
+            "task=jsonl",
+            f"task.train={root / 'held_out.jsonl'}",
+            "task.eval=null",
+            "task.eval_share=0.5",
+            "reward=function",
+            f"reward.function={root / 'reward.py'}:score",
         ],
         ["task=signalling", "task.train_size=8", "task.eval_size=8"],
         ["task=arithmetic", *small],
@@ -163,6 +172,6 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool
         typed = key.replace("*", "low")
         with pytest.raises(ConfigError, match="can have no effect on") as raised:
             refuse_without_effect([f"{typed}=1"], of_model=of_model)
-        assert "evaluation.{seed,greedy}" in str(raised.value)
+        assert "evaluation.{seed,size,sampled,num_generations,greedy}" in str(raised.value)
     for key in allowed:
         refuse_without_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)

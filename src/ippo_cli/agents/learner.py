@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
@@ -70,6 +70,7 @@ class Learner:
         wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
+            progress.made()
             yield rows, build_sequences(rollout, rows, packed=self.packs, final=final)
 
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:

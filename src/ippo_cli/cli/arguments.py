@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.own_code import names_code
+from ippo_cli.config.own_code import is_function_of_file, names_code
 
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
-CODE = ("reward.function", "task.protocol", "task.environment")  # a file, and a name in it
+CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
 PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.function|task\.protocol|task\.environment"
+    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
+    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
     r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
+MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer)")  # or a text
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
 AGENTS = "task.agents"
@@ -30,7 +32,7 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"(task\.(environment|dataset)_args|team\.groups)(\..+)?"
+OPEN = r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights))(\..+)?"
 """Keys below which others may be typed."""
 
 
@@ -105,12 +107,13 @@ def with_one_search_path(overrides: Sequence[str], places: Sequence[str] = ()) -
 def _in_full(text: str) -> str:
     """The override with the absolute path of each file or folder that it names."""
     key, _, value = text.partition("=")
-    if not PLACES.fullmatch(key):
+    if not PLACES.fullmatch(key) or (MAYBE_CODE.fullmatch(key) and not is_function_of_file(value)):
         return text
     if value.startswith("[") and value.endswith("]"):
         listed = _listed(text)
         return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
-    place, colon, name = value.rpartition(":") if key.endswith(CODE) else (value, "", "")
+    code = key.endswith(CODE) or MAYBE_CODE.fullmatch(key)
+    place, colon, name = value.rpartition(":") if code else (value, "", "")
     if place[:1] in ("'", '"') and place[-1:] == place[:1]:
         place = place[1:-1]
     if colon and not place.endswith(".py"):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli import __version__
+from ippo_cli.cli.configured import chosen, model_config, names, own_keys, run_config
 from ippo_cli.cli.help import EVAL_HELP, asks_for_help, asks_for_version
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
+    from ippo_cli.training.evaluate_run import Subject
 
-OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints")  # keys of this command; all others are a run's
+# Keys of this command; all others are a run's.
+OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint")
+CHECKPOINT = re.compile(r"latest|best|initial|\d+")
 
 
 def main() -> NoReturn:
@@ -31,20 +36,9 @@ def main() -> NoReturn:
 
 
 def _evaluate(argv: list[str]) -> None:
-    from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import refuse_unknown
     from ippo_cli.config.errors import ConfigError
 
-    refuse_unknown(argv, OWN)
-    own: dict[str, str] = {}
-    rest: list[str] = []
-    for text in argv:
-        key, equals, value = text.partition("=")
-        if key in OWN and equals:
-            own[key] = value
-        else:
-            rest.append(text)
-    overrides = arguments(rest)
+    own, overrides = own_keys(argv, OWN)
     if bool(own.get("run")) == bool(own.get("model")):
         rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
         raise ConfigError(
@@ -52,12 +46,18 @@ def _evaluate(argv: list[str]) -> None:
             rule,
             "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
+    if "compare_checkpoint" in own and not own.get("compare"):
+        raise ConfigError(
+            f"compare_checkpoint={own['compare_checkpoint']}", "names weights of compare=, which is missing", "add it"
+        )
     if _wants_cross_play(own):
         _cross_play(own, overrides)
+    elif "checkpoint" in own and own.get("model"):
+        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
+    elif own.get("compare"):
+        _compare(own, overrides)
     elif own.get("run"):
         _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
-    elif "checkpoint" in own:
-        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
     else:
         _evaluate_model(own["model"], overrides)
 
@@ -71,6 +71,8 @@ def _wants_cross_play(own: dict[str, str]) -> bool:
         raise ConfigError(f"crossplay={wanted}", "is neither true nor false", "use crossplay=true")
     if wanted == "true" and "model" in own:
         raise ConfigError(f"model={own['model']}", "is no run, and crossplay=true is between runs", "give run=")
+    if wanted == "true" and "compare" in own:
+        raise ConfigError(f"compare={own['compare']}", "is between two, and crossplay=true between all", "use one")
     if wanted == "true" and "checkpoint" in own:
         raise ConfigError(
             f"checkpoint={own['checkpoint']}",
@@ -81,27 +83,21 @@ def _wants_cross_play(own: dict[str, str]) -> bool:
         raise ConfigError(
             f"checkpoints={own['checkpoints']}", "is a list for crossplay=true", "add that, or use checkpoint="
         )
-    if wanted == "false" and len(_names(own.get("run", ""))) > 1:
+    if wanted == "false" and len(names(own.get("run", ""))) > 1:
         raise ConfigError(f"run={own['run']}", "names several runs", "add crossplay=true, or give one")
     return wanted == "true"
-
-
-def _names(text: str) -> list[str]:
-    """The names of a list, `[a,b]` or `a,b`."""
-    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
 
 
 def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.evaluation import refuse_unlike
 
-    checkpoints = list(dict.fromkeys(_names(own.get("checkpoints", "latest"))))
+    checkpoints = list(dict.fromkeys(names(own.get("checkpoints", "latest"))))
     if not checkpoints or ("all" in checkpoints and len(checkpoints) > 1):
         rule = "names nothing" if not checkpoints else "names all, and others beside"
         raise ConfigError(f"checkpoints={own['checkpoints']}", rule, "use all, or a list such as [initial,best,40]")
-    runs = {Path(name).absolute(): name for name in _names(own["run"])}
-    configs = {folder: _configured(folder, name, overrides) for folder, name in runs.items()}
+    runs = {Path(name).absolute(): name for name in names(own["run"])}
+    configs = {folder: run_config(folder, name, overrides) for folder, name in runs.items()}
     first, *others = runs
     for folder in others:
         refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
@@ -110,88 +106,71 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     cross_play(configs, checkpoints, overrides)
 
 
+def _compare(own: dict[str, str], overrides: list[str]) -> None:
+    """Two policies or teams on the same rows."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.evaluation import refuse_unlike
+    from ippo_cli.config.teams import holders
+
+    wanted, model = own["compare"], own.get("model")
+    folder = Path(wanted).expanduser().absolute()
+    is_run, is_checkpoint = (folder / "config.yaml").is_file(), bool(CHECKPOINT.fullmatch(wanted))
+    if model and (is_run or (is_checkpoint and not folder.exists())):
+        works = f"turn them round: run={wanted} compare={model}" if is_run else "give another model"
+        raise ConfigError(f"compare={wanted}", "is a run's, and is compared with a model on the run's task", works)
+    if "compare_checkpoint" in own and not is_run:
+        raise ConfigError(f"compare_checkpoint={own['compare_checkpoint']}", "names weights of a run", "leave it out")
+    if model:
+        config = model_config(model, overrides)
+        root = Path(config.output_dir)
+    else:
+        (name,) = names(own["run"])
+        root = Path(name).absolute()
+        config = run_config(root, name, overrides)
+    other = config
+    if is_run:
+        other = run_config(folder, wanted, overrides)
+        refuse_unlike(own["run"], config, wanted, other)
+    elif not (own.get("run") and is_checkpoint):
+        from ippo_cli.cli.hub import settle_names
+
+        settle_names([("compare", wanted)])
+    from ippo_cli.training.compare import compare
+    from ippo_cli.training.evaluate_run import adapters_of, find_weights, models_of, one_model
+
+    def of_run(config: Config, where: Path, checkpoint: str) -> Subject:
+        return find_weights(where, checkpoint, holders(config), adapters_of(config))
+
+    one = models_of(config) if model else of_run(config, root, own.get("checkpoint", "latest"))
+    if is_run:
+        against = of_run(other, folder, own.get("compare_checkpoint", "latest"))
+    elif not model and is_checkpoint:
+        against = of_run(config, root, wanted)
+    else:
+        against = one_model(config, str(folder) if folder.is_dir() else wanted)
+    shown = (_shown(own.get("run") or str(model), one.name), _shown(wanted, against.name))
+    compare((config, one), (other, against), shown, root, overrides)
+
+
+def _shown(typed: str, name: str) -> str:
+    """What was typed, and which weights that is."""
+    return typed if Path(typed).name == name else f"{typed} {name}"
+
+
 def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
-    (name,) = _names(run)
+    (name,) = names(run)
     folder = Path(name).absolute()
-    config = _configured(folder, name, overrides)
+    config = run_config(folder, name, overrides)
     from ippo_cli.training.evaluate_run import evaluate_run
 
     evaluate_run(config, folder, checkpoint, overrides)
 
 
-def _configured(folder: Path, run: str, overrides: list[str]) -> Config:
-    """A run's configuration with what is typed now."""
-    from ippo_cli.cli.resume import refuse_changed, saved_overrides
-    from ippo_cli.config.errors import ResumeError
-
-    if not (folder / "config.yaml").is_file():
-        raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
-    saved = saved_overrides(folder)
-    config = _composed([*saved, *overrides], overrides, of_model=False)
-    refuse_changed(folder, saved, overrides)
-    if any(text.lstrip("+").startswith("task.eval_size=") for text in overrides):
-        _refuse_trained_examples(config, folder)
-    return config
-
-
 def _evaluate_model(model: str, overrides: list[str]) -> None:
-    from ippo_cli.cli.arguments import arguments
-
-    chosen = ["actor=full", *arguments([f"actor.model={model}"])]
-    config = _composed([*chosen, *overrides], overrides, of_model=True)
-    _refuse_made_locally(config)
+    config = model_config(model, overrides)
     from ippo_cli.training.evaluate_run import evaluate_model
 
-    evaluate_model(config, [*chosen[1:], *overrides])
-
-
-def _refuse_made_locally(config: Config) -> None:
-    """Raise `ConfigError` for an agent whose task file has it made by a run."""
-    from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.schema import TinyActorConfig
-
-    for name, agent in config.task.agents.items():
-        if isinstance(agent.actor, TinyActorConfig):
-            raise ConfigError(
-                f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
-                "is a model that a run makes, and model= is there already",
-                f"add task.agents.{name}.actor=full, or evaluate the run",
-            )
-
-
-def _composed(composed: list[str], typed_now: list[str], *, of_model: bool) -> Config:
-    """The configuration of these overrides, of which those typed now must have an effect."""
-    from ippo_cli.cli.arguments import with_one_search_path
-    from ippo_cli.cli.hub import settle_hub
-    from ippo_cli.config.checks import check
-    from ippo_cli.config.evaluation import refuse_without_effect
-    from ippo_cli.config.files import check_own_files
-    from ippo_cli.config.load import compose_node, resolve, typed
-
-    combined = with_one_search_path(composed)
-    check_own_files(combined)
-    node = compose_node(combined)  # first: what is no key at all is told as such
-    refuse_without_effect(typed_now, of_model=of_model)
-    config = typed(resolve(node))
-    check(config, 1, training=False)
-    settle_hub(config, models=of_model, training=False)  # a run's models come from its checkpoint
-    return config
-
-
-def _refuse_trained_examples(config: Config, folder: Path) -> None:
-    """Of generated examples the first ones are held out, and the run was trained on those that follow."""
-    from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.load import from_yaml
-    from ippo_cli.config.schema import JsonlConfig
-
-    task, trained = config.task, from_yaml(folder / "config.yaml").task
-    if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
-        return
-    wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)
-    if wanted > held_out:
-        raise ConfigError(
-            f"task.eval_size={wanted}", "would reach into what the run was trained on", f"use at most {held_out}"
-        )
+    evaluate_model(config, [*chosen(model)[1:], *overrides])
 
 
 if __name__ == "__main__":

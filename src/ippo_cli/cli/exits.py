@@ -24,6 +24,7 @@ from ippo_cli.config.errors import (
     disk_is_full,
     storage_failure,
 )
+from ippo_cli.config.secrets import redacted
 
 MAX_LINES = 12
 WIDTH = 110
@@ -35,6 +36,8 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     """Run a command and return its exit code; every expected failure is told in one block."""
     # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Large tensors come and go: in pages of 2 MiB rather than of 4 KiB, where the system offers them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:
@@ -64,7 +67,7 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     except Exception as error:
         if disk_is_full(error):
             return _tell(StorageError(f"a file cannot be written ({storage_failure(error)})"))
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         return UNEXPECTED
     return 0
 
@@ -87,7 +90,7 @@ def leave(code: int) -> NoReturn:
 
 def block(message: str) -> str:
     """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
-    shown = message[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
+    shown = redacted(message)[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
     spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in shown]
     lines = [part for line in spelled for part in _wrapped(line) or [""]]
     return "\n".join(lines[:MAX_LINES])

@@ -7,7 +7,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
@@ -31,15 +31,23 @@ class HubName(NamedTuple):
     file: str | None  # one that is in the cache if anything is; None where the cache has no such file
 
 
-def settle_hub(config: Config, *, models: bool = True, training: bool = True) -> None:
+def settle_hub(config: Config, *, models: bool = True, training: bool = True, data: bool = True) -> None:
     """Raise `PreflightError` for a path that is not there, or a model that cannot be had; go offline where a hub is
     needed and none answers.
 
     Libraries that look a name up try again and again for a minute before they say so; offline they look into their
     cache and answer at once. To be called before any of them is imported. Without `models` the data
-    alone count, and of these without `training` the held-out ones.
+    alone count, and of these without `training` the held-out ones; without `data` none.
     """
-    named = [*(_models(config) if models else ()), *_data(config, training=training)]
+    _settle([*(_models(config) if models else ()), *(_data(config, training=training) if data else ())])
+
+
+def settle_names(models: Iterable[tuple[str, str]]) -> None:
+    """The same of models that a command's own keys name."""
+    _settle([HubName(setting, name, None, "config.json") for setting, name in models])
+
+
+def _settle(named: Iterable[HubName]) -> None:
     wanted = [name for name in dict.fromkeys(named) if not Path(name.name).exists()]
     for setting, name, _, _ in wanted:
         if looks_like_path(name):
@@ -133,7 +141,8 @@ def _data(config: Config, *, training: bool) -> Iterator[HubName]:
     task = config.task
     if not isinstance(task, JsonlConfig):
         return
-    named = {"task.train": task.train, "task.eval": task.eval} if training else {"task.eval": task.eval}
+    named = {"task.train": task.train} if training or task.eval_share is not None else {}
+    named |= {} if task.eval is None else {"task.eval": task.eval}
     for setting, value in named.items():
         for name in value if isinstance(value, list) else [value]:
             if not has_magic(name) and not names_code(name):

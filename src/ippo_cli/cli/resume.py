@@ -15,6 +15,7 @@ from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
 from ippo_cli.config.schema import SamplingConfig
+from ippo_cli.config.secrets import kept
 from ippo_cli.engine.launchers import job_id, ranks_from
 from ippo_cli.training.folder import all_checkpoints, from_here, in_use, owner, read_state, run_folders
 
@@ -131,7 +132,7 @@ def _leave_done(folder: Path, job: str | None) -> NoReturn:
 
 def _of_run(overrides: Sequence[str]) -> list[str]:
     """Those of the overrides that a run keeps."""
-    return [text for text in overrides if not text.startswith(("-", "hydra.", "hydra/", "resume="))]
+    return [text for text in kept(list(overrides)) if not text.startswith(("-", "hydra.", "hydra/", "resume="))]
 
 
 def _saved(folder: Path) -> bool:
@@ -213,6 +214,7 @@ def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, obj
     except ConfigError as error:
         raise ResumeError(f"{folder} is no run that can be resumed: {error}") from error
     before = dict(leaves(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))))
+    now = kept(dict(now))
     return [
         (key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
+from ippo_cli.config.secrets import kept, redacted
 from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here, write_atomically
 
@@ -206,7 +207,9 @@ def _duration(seconds: float) -> str:
 
 def _identity(arguments: Sequence[str]) -> list[str]:
     """The arguments in an order of their own; where the jobs run is none of what they are."""
-    return sorted((text for text in arguments if not is_place(text)), key=lambda text: text.partition("=")[0])
+    return sorted(
+        (text for text in kept(list(arguments)) if not is_place(text)), key=lambda text: text.partition("=")[0]
+    )
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -218,5 +221,6 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _write(folder: Path, arguments: list[str], rows: list[Row]) -> None:
-    known = {"arguments": arguments, "jobs": [asdict(row) for row in rows]}
+    jobs = [asdict(row) | {"error": None if row.error is None else redacted(row.error)} for row in rows]
+    known = {"arguments": kept(arguments), "jobs": kept(jobs)}
     write_atomically(folder / FILE, json.dumps(known, indent=1) + "\n")

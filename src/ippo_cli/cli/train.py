@@ -148,7 +148,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
         print(_first_line(config, where, outside or config.launch.processes), flush=True)
 
-    if folder is not None:
+    if folder is not None and not config.checkpoint.reshard:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
     if outside is not None:
         from ippo_cli.training.process import run_training

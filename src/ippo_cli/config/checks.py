@@ -12,31 +12,25 @@ from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
+from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
-from ippo_cli.config.reward_weights import check_reward_weights
+from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
+    PROTOCOLS,
     AgentConfig,
     Alphabet,
     Config,
     ConversationConfig,
-    EnvironmentRewardConfig,
-    ExactMatchConfig,
-    FunctionRewardConfig,
-    GridConfig,
-    GridRewardConfig,
-    Gsm8kRewardConfig,
     GymnasiumConfig,
     History,
     JsonlConfig,
     LadderConfig,
     LoraActorConfig,
-    NumberRewardConfig,
     PettingzooConfig,
-    Processor,
     RelayConfig,
     SamplingConfig,
     SignallingConfig,
@@ -47,9 +41,8 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.teams import check_team, refuse_unusable_name
+from ippo_cli.config.time_limit import check_time_limit
 
-CHAT_TEMPLATES = ("auto", True, False)
-PROTOCOLS = ("parallel", "sequential", "dialogue")
 # What names a world, with an example.
 WORLD_NAMES = {
     "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
@@ -72,8 +65,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_rollout(config, world_size)
     check_algorithm(config)
     _check_deepspeed(config)
-    _check_reward(config)
-    _check_reward_of_task(config)
+    check_rewards(config)
     check_credit(config)
 
 
@@ -121,6 +113,13 @@ def _check_run(config: Config) -> None:
         )
     for text in config.debug_faults:
         fault(text)
+    check_time_limit(config.checkpoint.must_save_by)
+    if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
+        raise ConfigError(
+            f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
+            f"is shorter than launch.watchdog_s={config.launch.watchdog_s:g}",
+            "loading takes longer than a step does: use at least as much",
+        )
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 
@@ -140,6 +139,12 @@ def _check_agents(config: Config) -> None:
             f"task.primary_metric={config.task.primary_metric}",
             "needs the greedy evaluation",
             "set evaluation.greedy=true, or a primary_metric that starts with sampled/",
+        )
+    if mode == "sampled" and not config.evaluation.sampled:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "needs the sampled evaluation",
+            f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
         )
     for name, agent in config.task.agents.items():
         _check_agent(config, name, agent)
@@ -163,26 +168,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> None:
     if isinstance(task, SignallingConfig):
         _check_signalling(task)
     if isinstance(task, JsonlConfig):
-        _check_jsonl(task, training=training)
-
-
-def _check_jsonl(task: JsonlConfig, *, training: bool) -> None:
-    if task.chat_template not in CHAT_TEMPLATES:
-        raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
-    for key in ("train", "eval") if training else ("eval",):
-        if getattr(task, key) is None:
-            raise ConfigError(
-                f"task.{key}=null",
-                "names no data",
-                f"set task.{key} to a .jsonl or .parquet file, or a hub dataset id",
-            )
-        listed = getattr(task, key)
-        if not all(isinstance(name, str) for name in (listed if isinstance(listed, list) else [listed])):
-            raise ConfigError(
-                f"task.{key}={listed}",
-                "is neither a name nor a list of names",
-                f"use task.{key}=a.jsonl or task.{key}=[a.jsonl,b.jsonl]",
-            )
+        check_data(task, training=training)
 
 
 def _check_signalling(task: SignallingConfig) -> None:
@@ -353,62 +339,3 @@ def _check_deepspeed(config: Config) -> None:
         )
     if deepspeed.offload_optimizer and deepspeed.stage == 0:
         raise ConfigError("deepspeed.offload_optimizer=true", "needs ZeRO stage 1, 2 or 3", "use deepspeed=zero1")
-
-
-def _check_reward(config: Config) -> None:
-    reward = config.reward
-    check_reward_weights(config)
-    if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
-        raise ConfigError(
-            f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",
-            "are no interval",
-            "set clip_low below clip_high",
-        )
-    if isinstance(reward, NumberRewardConfig) and not (reward.right or reward.near or reward.bare):
-        raise ConfigError("reward.right=0 reward.near=0 reward.bare=0", "leave no reward", "set one of them")
-    if isinstance(reward, FunctionRewardConfig) and reward.function is None:
-        raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
-    if isinstance(reward, FunctionRewardConfig) and reward.whole_batch and reward.reward_batch_rows:
-        raise ConfigError(
-            f"reward.reward_batch_rows={reward.reward_batch_rows}",
-            "asks about parts of a batch, and reward.whole_batch=true rules that out",
-            "set one of them to 0 or false",
-        )
-
-
-def _check_reward_of_task(config: Config) -> None:
-    """What a reward asks of the task."""
-    reward = config.reward
-    if reward.reward_batch_rows and not (isinstance(config.task, ConversationConfig) and config.task.answers_once):
-        raise ConfigError(
-            f"reward.reward_batch_rows={reward.reward_batch_rows}",
-            "rewards rows while others are written, and rows of several turns end together",
-            "use 0, or task.protocol=parallel or sequential with task.num_turns=1",
-        )
-    world = isinstance(config.task, WorldConfig)
-    own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
-    if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
-        raise ConfigError(
-            "reward.kind=environment",
-            f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
-            "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
-        )
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig | GridRewardConfig) and world:
-        raise ConfigError(
-            f"reward.kind={reward.kind.value}",
-            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
-            "use reward=environment or reward=function",
-        )
-    if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
-        raise ConfigError(
-            "reward.kind=grid",
-            "scores walks, and this task's examples have no grid to walk on",
-            "use task=probe_grid, or another reward",
-        )
-    answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig) and not answers:
-        raise ConfigError(
-            f"task.agents.{next(iter(config.task.agents))}.answer=null",
-            f"leaves {reward.kind.value} nothing to compare with",
-            "give the reference answer as a template such as '{answer}'",
-        )

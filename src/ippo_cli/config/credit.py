@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ippo_cli.config.arithmetic import divisors
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.rewards import whole_batch
 from ippo_cli.config.schema import (
     Advantage,
     Config,
     ConversationConfig,
     CreditAssignment,
-    FunctionRewardConfig,
 )
 
 
@@ -51,7 +51,7 @@ def check_credit(config: Config) -> None:
             f"would do nothing: {setting} measures it in every iteration",
             "set one of them to 0 or none",
         )
-    if isinstance(reward, FunctionRewardConfig) and reward.whole_batch:
+    if whole_batch(reward):
         asked = setting if how is not CreditAssignment.none else "reward.measure_credit_every"
         raise ConfigError(
             "reward.whole_batch=true",

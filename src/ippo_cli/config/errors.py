@@ -82,6 +82,7 @@ class PreemptionRequested(BaseException):
 
 
 INTERRUPTED = 130  # Ctrl-C
+HUNG = 11  # ended by its watchdog
 UNEXPECTED = 1
 
 

@@ -18,6 +18,11 @@ OF_BOTH = (
     "task.eval",
     "task.eval_split",
     "task.eval_size",
+    "task.columns",
+    "task.map",
+    "task.filter",
+    "task.too_long",
+    "task.streaming",
     "task.data_config",
     "task.chat_template",
     "task.alphabet",
@@ -81,7 +86,31 @@ OF_BOTH = (
     "reward.bare",
     "reward.function",
     "reward.step_cost",
+    "reward.per_sample",
+    "reward.concurrency",
+    "reward.process",
+    "reward.timeout_s",
+    "reward.unit",
+    "reward.low",
+    "reward.high",
+    "reward.margin",
+    "reward.pattern",
+    "reward.workers",
+    "reward.sandbox",
+    "reward.prompt",
+    "reward.test",
+    "reward.entry_point",
+    "reward.helper",
+    "reward.parses",
+    "reward.defines",
+    "reward.calls",
+    "reward.tests",
+    "reward.parts",
+    "reward.weights",
     "evaluation.seed",
+    "evaluation.size",
+    "evaluation.sampled",
+    "evaluation.num_generations",
     "evaluation.greedy",
     "tracker.console",
     "tracker.samples",
@@ -94,6 +123,9 @@ OF_BOTH = (
 # Of a Hugging Face model; a run has these, and another value would be another run's.
 OF_MODELS = (
     "seed",
+    "task.train",
+    "task.train_split",
+    "task.eval_share",
     "output_dir",
     "actor.revision",
     "task.agents.*.actor.kind",
@@ -140,7 +172,11 @@ def _shown(value: Any) -> str:
 
 def _general(key: str) -> str:
     """A key with `*` for an agent's name, without what is of the user's choice."""
-    return re.sub(r"^(task\.\w+_args)\..*", r"\1", re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key))
+    return re.sub(
+        r"^(task\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
+        r"\1",
+        re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key),
+    )
 
 
 def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:

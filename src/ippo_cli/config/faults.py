@@ -37,7 +37,8 @@ SIGNALS = {
     )
 }
 DISK_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES}
-KINDS = (*SIGNALS, *DISK_ERRORS, "error")
+HANG = "hang"  # nothing more happens, and no signal is heard
+KINDS = (*SIGNALS, *DISK_ERRORS, "error", HANG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

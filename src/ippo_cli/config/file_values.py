@@ -43,7 +43,7 @@ def check_mapping(
         if key not in hints:
             _refuse_key(source, line, key, full, list(hints), owner)
         hint = hints[key]
-        if get_origin(hint) is dict and get_args(hint)[1] in (Any, str):  # keys of the user's choice
+        if get_origin(hint) is dict and not is_dataclass(get_args(hint)[1]):  # keys of the user's choice
             continue
         if get_origin(hint) is dict:  # the named agents
             _check_agents(source, node, line, full)

@@ -19,7 +19,9 @@ from yaml import YAMLError
 
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.searchpath import register_option_files
+from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
 T = TypeVar("T")
 
@@ -52,11 +54,17 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "none": schema.NoCriticConfig,
     },
     "reward": {
+        "code": schema.CodeRewardConfig,
+        "code_pair": schema.CodePairRewardConfig,
         "environment": schema.EnvironmentRewardConfig,
         "exact_match": schema.ExactMatchConfig,
+        "format": schema.FormatRewardConfig,
         "function": schema.FunctionRewardConfig,
         "grid": schema.GridRewardConfig,
         "gsm8k": schema.Gsm8kRewardConfig,
+        "length": schema.LengthRewardConfig,
+        "math": schema.MathRewardConfig,
+        "mix": schema.MixRewardConfig,
         "number": schema.NumberRewardConfig,
     },
     "rollout": {"hf": schema.RolloutConfig},
@@ -137,12 +145,16 @@ def resolve(node: DictConfig) -> dict[str, Any]:
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
     plain = _container(bare)
     plain["task"]["agents"] = agents
+    complete_parts(plain["reward"], config_dir() / "reward")
+    refuse_secrets(plain)
     return plain
 
 
 def typed(plain: dict[str, Any]) -> schema.Config:
     """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
     groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
+    if isinstance(reward := groups["reward"], schema.MixRewardConfig):
+        reward.parts = typed_parts(reward, lambda part, where: _of_kind("reward", part, f"{where}."))
     for name, agent in _part(plain["task"], "agents", "task.").items():
         where = f"task.agents.{name}."
         own = {group: _typed_group(group, _part(agent, group, where), where) for group in KINDS_PER_AGENT}
@@ -161,17 +173,18 @@ def typed_sweep(node: DictConfig) -> schema.SweepConfig:
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
-    """The text of a run's `config.yaml`."""
-    return OmegaConf.to_yaml(OmegaConf.create(plain))
+    """The text of a run's `config.yaml`, in which secrets are names of variables."""
+    return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
 
 
 def from_yaml(path: Path) -> schema.Config:
-    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated."""
+    """The configuration that a run's folder holds. It is data: nothing in it is instantiated, and nothing
+    interpolated but the names of variables that hold secrets."""
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
-    return typed(plain)  # type: ignore[arg-type]
+    return typed(restored(plain))
 
 
 def shown(node: DictConfig, *, resolve: bool) -> str:
@@ -287,8 +300,10 @@ def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
 
 def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
     where = f"{where}{group}."
-    if group in PLAIN:
-        return _object(PLAIN[group], value, where)
+    return _object(PLAIN[group], value, where) if group in PLAIN else _of_kind(group, value, where)
+
+
+def _of_kind(group: str, value: dict[str, Any], where: str) -> Any:
     kind = str(value.get("kind"))
     if kind not in KINDS[group]:
         raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))

@@ -7,12 +7,18 @@ import re
 from pathlib import Path
 
 OFFERED = 8
+_OF_FILE = re.compile(r"[^\s{}]+\.py:[A-Za-z_]\w*")
 _CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 def names_code(value: str) -> bool:
     """Whether a value is `path.py:name` or `module:name`, which no file of data and no name on the hub is."""
     return _CODE.fullmatch(value) is not None
+
+
+def is_function_of_file(value: str) -> bool:
+    """Whether a text is `path.py:name` and nothing else: of a text that is asked with, a function is meant then."""
+    return _OF_FILE.fullmatch(value) is not None
 
 
 def named_in(file: Path) -> list[str]:

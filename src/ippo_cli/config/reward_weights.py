@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
+    CodePairRewardConfig,
     Config,
     EnvironmentRewardConfig,
     FunctionRewardConfig,
     GridRewardConfig,
+    MixRewardConfig,
     RewardWeightsConfig,
 )
 
@@ -32,7 +34,7 @@ def check_reward_weights(config: Config) -> None:
                 raise ConfigError(
                     f"{where}.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0"
                 )
-        elif not isinstance(config.reward, FunctionRewardConfig):
+        elif not isinstance(config.reward, FunctionRewardConfig | MixRewardConfig):
             _refuse_idle(config, where, weights)
 
 
@@ -45,7 +47,7 @@ def _refuse_idle(config: Config, where: str, weights: RewardWeightsConfig) -> No
             f"would do nothing: reward={kind} gives no numbers by turn",
             "use 1.0, or reward=function or environment",
         )
-    if isinstance(config.reward, GridRewardConfig) and weights.agent_weight:
+    if isinstance(config.reward, GridRewardConfig | CodePairRewardConfig) and weights.agent_weight:
         raise ConfigError(
             f"{where}.agent_weight={weights.agent_weight}",
             f"would do nothing: reward={kind} gives the team's numbers alone",

@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.rewards import rewards_of
 from ippo_cli.config.schema import (
     ActorKind,
     Alphabet,
+    CodeRunConfig,
     Config,
     ConversationConfig,
     JsonlConfig,
+    Sandbox,
     SeparateCriticConfig,
     TinyActorConfig,
 )
@@ -174,6 +177,16 @@ def _unknown_characters(settings: Settings) -> str | None:
     )
 
 
+def _unsafe_sandbox(settings: Settings) -> str | None:
+    for where, own in rewards_of(settings.config):
+        if isinstance(own.reward, CodeRunConfig) and own.reward.sandbox is Sandbox.unsafe_local:
+            return (
+                f"{where}.sandbox=unsafe_local runs what a model writes as you, with your files and your network; "
+                "use bwrap"
+            )
+    return None
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -185,5 +198,6 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "older_environment": _older_environment,
     "equal_prompts": _equal_prompts,
     "unknown_characters": _unknown_characters,
+    "unsafe_sandbox": _unsafe_sandbox,
 }
 """By the name under which `run.json` keeps what was said."""

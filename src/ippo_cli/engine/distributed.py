@@ -231,6 +231,16 @@ def announced(word: str) -> bool:
         return False
 
 
+def counted(what: str, more: int) -> int:
+    """What all ranks of this training have counted together, with `more` of this one; 0 where nobody answers. Waits for
+    no rank but the one that keeps the store, in any thread."""
+    store = _store
+    try:
+        return 0 if store is None else int(store.add(f"counted/{what}", more))
+    except RuntimeError:
+        return 0
+
+
 def own_rows(tensor: Tensor) -> slice:
     """Where this rank's rows stand in what `all_gather_rows` gives for a tensor of as many rows. Collective."""
     first = sum(_row_counts(tensor)[: rank()])

@@ -8,6 +8,7 @@ import subprocess
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from ippo_cli.config.errors import ConfigError
 
@@ -163,6 +164,17 @@ def ask_to_leave(job: str) -> None:
 def is_queued(job: str) -> bool:
     """Whether a SLURM job runs, or waits to."""
     return bool(_slurm("squeue", "--noheader", f"--jobs={job}"))
+
+
+def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
+    """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    if environ.get("SLURM_JOB_END_TIME", "").isdecimal():
+        return float(environ["SLURM_JOB_END_TIME"])
+    said = _slurm("scontrol", "show", "job", environ["SLURM_JOB_ID"], "--oneliner") or ""
+    match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)  # Unknown without a limit
+    return None if match is None else datetime.fromisoformat(match[1]).timestamp()
 
 
 def _slurm(*command: str) -> str | None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
 from ippo_cli.engine.optimizers import client_optimizer
+from ippo_cli.engine.reshard import Shards, restore
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -73,6 +74,8 @@ class Engine(Generic[M]):
         self._stage: int = config["zero_optimization"]["stage"]
         self._offloads = config["zero_optimization"]["offload_optimizer"] is not None
         self._owned = {id(param) for group in groups for param in group["params"]}
+        names = {id(param): name for name, param in module.named_parameters()}
+        self._names = [names[id(param)] for group in groups for param in group["params"]]
         self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
@@ -93,6 +96,11 @@ class Engine(Generic[M]):
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
         self._ds.module_state_dict = self._own_state
         self._ds._copy_recovery_script = lambda folder: None
+        # Alone there is nobody to add gradients up with: DeepSpeed would flatten them all and copy them back.
+        # ZeRO's own optimizers gather what they step on in the same call, and must be given it.
+        self._alone = distributed.world_size() == 1 and not hasattr(self._ds.optimizer, "reduce_gradients")
+        if self._alone and self._stage < 2:
+            self._ds.enable_backward_allreduce = False
         if groups:  # nothing of others is saved
             self._ds.checkpoint_engine.load = _read
 
@@ -122,6 +130,8 @@ class Engine(Generic[M]):
         A global gradient norm that is not finite is never stepped on: on every rank alike, parameters and optimizer
         state stay what they were, bit for bit.
         """
+        if self._alone and self._stage == 0:  # in bf16 there are fp32 gradients of all
+            self._fill_missing_gradients()
         self._ds.step()
         if not self._ds.was_step_applied():
             if self._offloads and self._stage < 3:
@@ -129,6 +139,14 @@ class Engine(Generic[M]):
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
+
+    def _fill_missing_gradients(self) -> None:
+        """Zeros for parameters that no loss reached, as adding up over ranks gives them: weights decay all the same."""
+        assert self._optimizer is not None
+        for group in self._optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    param.grad = torch.zeros_like(param)
 
     def set_learning_rate(self, factor: float) -> None:
         """Sets every group's learning rate to its base times `factor`: schedules are the caller's."""
@@ -234,6 +252,18 @@ class Engine(Generic[M]):
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
+        self._with_own_hyperparameters()
+
+    def load_resharded(self, folder: Path | str) -> None:
+        """The same for what another number of ranks has saved, at whichever stage. Every rank reads all files."""
+        if not self._loadable:
+            raise RuntimeError("an engine that has saved cannot load; build a new one")
+        assert self._optimizer is not None
+        shards = Shards(Path(folder) / TAG, self._names, lambda path: _read(path, mapped=True))
+        restore(self.module, shards, self._ds.optimizer, self._optimizer, distributed.rank())
+        self._with_own_hyperparameters()
+
+    def _with_own_hyperparameters(self) -> None:
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
@@ -372,11 +402,11 @@ def _without_enums(state: Any) -> Any:
     return state
 
 
-def _read(path: str, map_location: Any = None) -> dict[str, Any]:
+def _read(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
     """Reads one file as data: of all the classes a pickle may name, only the three that DeepSpeed writes."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
     with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

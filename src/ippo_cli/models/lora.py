@@ -317,3 +317,8 @@ def _fingerprint(lm: PreTrainedModel) -> str:
         ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).to(torch.bfloat16).view(torch.int16).cpu()
         digest.update(f"{name} {list(parameter.shape)}".encode() + ends.numpy().tobytes())
     return digest.hexdigest()
+
+
+def load_with_peft(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """A folder with an adapter, on the base that it names, as peft itself loads it."""
+    return peft.AutoPeftModelForCausalLM.from_pretrained(str(folder), dtype=dtype)

@@ -20,7 +20,8 @@ class Reward:
 
     `team` and `team_by_step` are shared by all agents, `agent` and `agent_by_turn` are each agent's own; at least one
     of the four is given, and where several are they add up. `parts` are further numbers for the log. `valid` is False
-    where no reward could be given; such rows are not trained on. A row that is not finite is not valid.
+    where no reward could be given; such rows are not trained on. A row that is not finite is not valid. Rows that
+    failed while others were answered stand in `failures`, and are asked about again by themselves.
 
     For two episodes of two steps and one step, in which `low` spoke in every step and `high` in the first one:
 
@@ -36,6 +37,9 @@ class Reward:
     agent_by_turn: Mapping[str, Sequence[Numbers]] = field(default_factory=dict)  # agent -> [B][its turns]
     parts: Mapping[str, Numbers] = field(default_factory=dict)  # name -> [B]
     valid: Sequence[bool] | None = None  # [B]; None: all
+    failures: Mapping[int, Exception] = field(default_factory=dict)  # row -> why there is no number for it
+    final: bool = False  # whether rows that failed have been asked about again already
+    components: Mapping[str, Reward] = field(default_factory=dict)  # of a mix: what it is made of, for all rows
 
 
 class LengthError(ValueError):
@@ -78,7 +82,34 @@ def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) 
         },
         parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
         valid=None if reward.valid is None else [bool(x) for x in _numbers("valid", reward.valid, rows)],
+        failures=reward.failures,
+        final=reward.final,
+        components={name: checked(part, agents, episodes) for name, part in reward.components.items()},
     )
+
+
+def picked(reward: Reward, places: Sequence[int]) -> Reward:
+    """What a reward says about some of its rows."""
+
+    def of(numbers: Sequence[Any]) -> list[Any]:
+        return [numbers[place] for place in places]
+
+    return Reward(
+        team=None if reward.team is None else of(reward.team),
+        agent={name: of(numbers) for name, numbers in reward.agent.items()},
+        team_by_step=None if reward.team_by_step is None else of(reward.team_by_step),
+        agent_by_turn={name: of(numbers) for name, numbers in reward.agent_by_turn.items()},
+        parts={name: of(numbers) for name, numbers in reward.parts.items()},
+        valid=None if reward.valid is None else of(reward.valid),
+        components={name: picked(part, places) for name, part in reward.components.items()},
+    )
+
+
+def close_reward(reward: RewardFunction) -> None:
+    """Give back what a reward holds: one that holds anything has a `close`."""
+    close = getattr(reward, "close", None)
+    if close is not None:
+        close()
 
 
 def part_name(name: object) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.processes import Call, CallFailed, Processes
 from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.retry import as_failure
+from ippo_cli.rewards.rows import gathered
 from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Episode, Example
 
-NAMES = tuple(field.name for field in fields(Reward))
+KEY = "reward.function"
+NAMES = ("team", "agent", "team_by_step", "agent_by_turn", "parts", "valid")
+ASYNC_CALLS = 16
 
 
 class FunctionReward:
@@ -24,8 +29,13 @@ class FunctionReward:
         def reward(examples, responses):
             return {"team": [float(text == row["answer"]) for row, text in zip(examples, responses["solo"])]}
 
+    With `reward.per_sample=true` it is called for every row, and returns a number, or a dict of numbers:
+
+        def reward(example, responses):
+            return float(responses["solo"] == example["answer"])
+
     A response is what an agent said last, and empty where it never spoke. A function with a parameter named `episodes`
-    gets all that was said, and may give numbers for every turn; here longer answers cost more:
+    (per sample: `episode`) gets all that was said, and may give numbers for every turn; here longer answers cost more:
 
         def reward(examples, responses, episodes):
             turns = [[turn.completion.text for turn in episode.of("solo")] for episode in episodes]
@@ -33,39 +43,152 @@ class FunctionReward:
 
     An episode tells its `example`, its `turns` (each with `agent`, `step`, `observation`, and `completion.text`; those
     of one agent: `of(name)`), its `rewards` by step and `parts`, whether it was `terminated`, and its `truncation`.
+
+    An `async` function is awaited; per sample, `concurrency` calls at once. With `process` it is called in processes of
+    its own, which are killed where a call takes too long.
     """
 
-    def __init__(self, function: str) -> None:
+    def __init__(
+        self,
+        function: str,
+        *,
+        per_sample: bool = False,
+        concurrency: int | None = None,
+        process: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
         self.name = function
         self.function = load_function(function)
-        self.with_episodes = _takes_episodes(self.function, f"reward.function={function}")
+        self.per_sample, self.timeout_s = per_sample, timeout_s
+        self.is_async = _is_async(self.function)
+        _refuse_idle_keys(self.is_async, per_sample, concurrency, process, timeout_s)
+        self.concurrency = concurrency or (ASYNC_CALLS if self.is_async else 1)
+        self.further = "episode" if per_sample else "episodes"
+        self.with_episodes = _takes(self.function, self.further, per_sample, f"{KEY}={function}")
+        self._processes = Processes(function, KEY, self.concurrency, timeout_s) if process else None
 
     def __call__(
         self, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None = None
     ) -> Reward:
-        further = {"episodes": episodes} if self.with_episodes else {}
-        result = self.function(list(examples), {name: list(texts) for name, texts in responses.items()}, **further)
-        if isinstance(result, Reward):
+        if self.per_sample:
+            calls = [self._call_of_row(row, examples, responses, episodes) for row in range(len(examples))]
+            return gathered([self._row(result) for result in self._results(calls)])
+        texts = {name: list(said) for name, said in responses.items()}
+        further = {self.further: episodes} if self.with_episodes else {}
+        [result] = self._results([((list(examples), texts), further)])
+        return result if isinstance(result, Reward) else Reward(**self._named(_raised(result)))
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._processes is not None:
+            self._processes.close()
+
+    def _call_of_row(
+        self, row: int, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None
+    ) -> Call:
+        further = {} if episodes is None or not self.with_episodes else {self.further: episodes[row]}
+        return (examples[row], {name: said[row] for name, said in responses.items()}), further
+
+    def _results(self, calls: Sequence[Call]) -> list[Any]:
+        """What each call returned, or raised."""
+        if self._processes is not None:
+            return self._processes.call(calls)
+        if self.is_async:
+            return asyncio.run(self._awaited(calls))
+        return [_attempted(self.function, call) for call in calls]
+
+    async def _awaited(self, calls: Sequence[Call]) -> list[Any]:
+        free = asyncio.Semaphore(self.concurrency)
+
+        async def one(call: Call) -> Any:
+            async with free:
+                try:
+                    return await self._in_time(self.function(*call[0], **call[1]))
+                except (Exception, SystemExit) as error:
+                    return as_failure(error)
+
+        return list(await asyncio.gather(*(one(call) for call in calls)))
+
+    async def _in_time(self, awaitable: Awaitable[Any]) -> Any:
+        if self.timeout_s is None:
+            return await awaitable
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                return await awaitable
+        except TimeoutError as error:
+            raise CallFailed(f"it took longer than {self.timeout_s:g} s") if limit.expired() else error from None
+
+    def _row(self, result: Any) -> Mapping[str, Any] | Exception:
+        """One row's numbers by name."""
+        if isinstance(result, Exception):
             return result
+        if isinstance(result, int | float) or (hasattr(result, "__float__") and not isinstance(result, str | bytes)):
+            return {"team": float(result)}
+        try:
+            return self._named(result)
+        except TypeError as error:
+            return error
+
+    def _named(self, result: Any) -> Mapping[str, Any]:
         if not isinstance(result, Mapping) or set(result) - set(NAMES):
             returned = sorted(result) if isinstance(result, Mapping) else type(result).__name__
-            raise TypeError(f"{self.name} must return a dict with names among {', '.join(NAMES)}, not {returned}")
-        return Reward(**result)
+            kind = "a number or a dict" if self.per_sample else "a dict"
+            raise TypeError(f"{self.name} must return {kind} with names among {', '.join(NAMES)}, not {returned}")
+        return result
 
 
-def _takes_episodes(function: Callable[..., Any], setting: str) -> bool:
+def _attempted(function: Callable[..., Any], call: Call) -> Any:
+    try:
+        return function(*call[0], **call[1])
+    except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
+        return as_failure(error)
+
+
+def _raised(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _refuse_idle_keys(
+    is_async: bool, per_sample: bool, concurrency: int | None, process: bool, timeout_s: float | None
+) -> None:
+    """Raise `ConfigError` for keys that can do nothing with this kind of function."""
+    if is_async and process:
+        raise ConfigError(
+            "reward.process=true", "is for functions that compute, and this one is async", "set reward.process=false"
+        )
+    if timeout_s is not None and not (is_async or process):
+        raise ConfigError(
+            f"reward.timeout_s={timeout_s:g}",
+            "cannot end a call inside of the training process",
+            "set reward.process=true, or make the function async",
+        )
+    if concurrency is not None and not (per_sample and (is_async or process)):
+        raise ConfigError(
+            f"reward.concurrency={concurrency}",
+            "does nothing: calls are made one after another unless they are per sample, and async or in processes",
+            "set reward.per_sample=true and reward.process=true, or leave it out",
+        )
+
+
+def _takes(function: Callable[..., Any], further: str, per_sample: bool, setting: str) -> bool:
     """Whether it has a parameter of that name; `ConfigError` where it cannot be called as it will be."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some that are written in C do not tell
         return False
-    with_episodes = "episodes" in signature.parameters
+    present = further in signature.parameters
     try:
-        signature.bind([], {}, **({"episodes": []} if with_episodes else {}))
+        signature.bind([], {}, **({further: []} if present else {}))
     except TypeError as error:
         raise ConfigError(
             setting,
-            f"cannot be called as function(examples, responses) ({error})",
-            "let it take these two, and 'episodes' if it reads them",
+            f"cannot be called as function({'example' if per_sample else 'examples'}, responses) ({error})",
+            f"let it take these two, and {further!r} if it reads them",
         ) from None
-    return with_episodes
+    return present

@@ -10,6 +10,7 @@ from decimal import Decimal
 from ippo_cli.config.schema import NumberMatch
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.rows import mean_rows
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
@@ -45,9 +46,11 @@ class Gsm8k:
             strict[name] = _right(wanted, map(strict_number, responses[name]))
             flexible[name] = _right(wanted, map(last_number, responses[name]))
         own = strict if self.match is NumberMatch.strict else flexible
-        team = _mean(own)
+        team = mean_rows(own.values())
         own = {name: own.get(name, team) for name in responses}
-        return Reward(team=team, agent=own, parts={"strict": _mean(strict), "flexible": _mean(flexible)})
+        return Reward(
+            team=team, agent=own, parts={"strict": mean_rows(strict.values()), "flexible": mean_rows(flexible.values())}
+        )
 
 
 def strict_number(text: str) -> Decimal | None:
@@ -78,7 +81,3 @@ def _right(wanted: Sequence[Decimal | None], numbers: Iterable[Decimal | None]) 
     return [
         math.nan if right is None else float(right == number) for right, number in zip(wanted, numbers, strict=True)
     ]
-
-
-def _mean(own: Mapping[str, Sequence[float]]) -> list[float]:
-    return [sum(row) / len(row) for row in zip(*own.values(), strict=True)]

@@ -10,6 +10,7 @@ from decimal import Decimal
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.gsm8k import NUMBER, last_number, reference_number
 from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.rows import mean_rows
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
@@ -43,9 +44,9 @@ class NearNumber:
             name: [sum(self.weights[part] * parts[part][row] for part in parts) for row in range(len(examples))]
             for name, parts in found.items()
         }
-        team = _mean(list(own.values()))
+        team = mean_rows(own.values())
         own = {name: own.get(name, team) for name in responses}
-        parts = {part: _mean([each[part] for each in found.values()]) for part in self.weights}
+        parts = {part: mean_rows([each[part] for each in found.values()]) for part in self.weights}
         return Reward(team=team, agent=own, parts=parts)
 
 
@@ -59,7 +60,3 @@ def parts_of(text: str, wanted: Decimal | None) -> dict[str, float]:
         return {"right": 0.0, "near": 0.0, "bare": bare}
     error = abs(number - wanted) / max(abs(wanted), Decimal(1))
     return {"right": float(number == wanted), "near": float(max(Decimal(0), 1 - error)), "bare": bare}
-
-
-def _mean(numbers: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(row) / len(row) for row in zip(*numbers, strict=True)]

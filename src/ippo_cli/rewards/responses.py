@@ -31,6 +31,11 @@ class OfResponses:
         )
         return self.function(examples, last_texts(episodes, self.agents), **further)
 
+    def close(self) -> None:
+        close = getattr(self.function, "close", None)
+        if close is not None:
+            close()
+
 
 def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, list[str]]:
     """The text of each agent's last turn in each episode; empty where it had none."""

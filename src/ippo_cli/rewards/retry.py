@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.rewards.contract import LengthError, Numbers, Reward
+from ippo_cli.rewards.contract import LengthError, Numbers, Reward, picked
 from ippo_cli.rewards.credit import num_steps
 from ippo_cli.types import Episode
 
@@ -33,7 +33,7 @@ class Answers:
         `first` is what came of an attempt that was made before.
         """
         if isinstance(first, Reward):
-            self.parts.append((rows, first))
+            self._keep(rows, first)
             return
         if self.failure is not None and self.failed > self.spare:
             self.give_up(rows, self.failure)
@@ -80,6 +80,7 @@ class Answers:
                 valid[row] = usable
         answers = [reward for _, reward in self.parts]
         names = sorted({name for reward in answers for name in reward.parts})
+        components = list(dict.fromkeys(name for reward in answers for name in reward.components))
         steps = [num_steps(episode) for episode in episodes]
         turns = {name: [len(episode.of(name)) for episode in episodes] for name in agents}
         # Without any answer there are no numbers of either kind, rather than none of one kind.
@@ -97,15 +98,41 @@ class Answers:
             agent_by_turn=turn_numbers if by_turn else {},
             parts={name: joined(lambda reward, name=name: reward.parts.get(name)) for name in names},
             valid=valid,
+            components={name: self._component(name, agents, episodes) for name in components},
         )
+
+    def _component(self, name: str, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
+        parts = [(rows, reward.components[name]) for rows, reward in self.parts if name in reward.components]
+        return replace(self, parts=parts).merged(agents, episodes)
 
     def _attempt(self, rows: list[int]) -> Exception | None:
         try:
             answer = self.ask(rows)
         except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
             return as_failure(error)
-        self.parts.append((rows, answer))
+        self._keep(rows, answer)
         return None
+
+    def _keep(self, rows: list[int], answer: Reward) -> None:
+        """Keep what is answered; rows that failed among others are asked about again, without the others."""
+        attempts = 1
+        failures = answer.failures
+        while failures:
+            if there := [place for place in range(len(rows)) if place not in failures]:
+                self.parts.append(([rows[place] for place in there], picked(answer, there)))
+            rows = [rows[place] for place in sorted(failures)]
+            error = failures[min(failures)]
+            enough = attempts == ATTEMPTS or answer.final or not self.divisible or self.failed > self.spare
+            if enough:
+                self.give_up(rows, error)
+                return
+            attempts += 1
+            try:
+                answer = self.ask(rows)
+                failures = answer.failures
+            except (Exception, SystemExit) as raised:
+                failures = dict.fromkeys(range(len(rows)), as_failure(raised))
+        self.parts.append((rows, answer))
 
     def _divide(self, rows: list[int], error: Exception) -> None:
         """Look for the rows of a failing part that can be answered."""

@@ -15,6 +15,7 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import (
     CreditAssignment,
     FunctionRewardConfig,
+    MixRewardConfig,
     Processor,
     RewardConfig,
     RewardWeightsConfig,
@@ -23,6 +24,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction, checked
 from ippo_cli.rewards.credit import paid_turn, turn_steps
 from ippo_cli.rewards.located import located
+from ippo_cli.rewards.mix import normalized_mix
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
@@ -39,6 +41,7 @@ class Mixed:
     numbers: dict[str, Tensor]  # by agent: [B, K]
     failed: dict[str, Tensor]  # by agent: [B] bool, rows without a usable number
     parts: dict[str, Tensor]  # name -> [B]
+    normalized: dict[str, Tensor] | None  # as `numbers`, of a mix with parts that are normalized; None: nothing is
     failure: Exception | None  # what went wrong first on this rank
 
 
@@ -94,10 +97,15 @@ def mixed_scores(
     """
     rewards, failure = attempt(reward, episodes, list(weights), config, streamed)
     numbers = mixed(rewards, episodes, weights, wanted)
+    normalized = None
+    if isinstance(config, MixRewardConfig) and config.normalize:
+        together = normalized_mix(rewards, config, list(weights), len(episodes))
+        normalized = mixed(together, episodes, weights, wanted)
     return Mixed(
         numbers=numbers,
         failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
         parts={name: torch.tensor(values, dtype=torch.float32) for name, values in rewards.parts.items()},
+        normalized=normalized,
         failure=failure,
     )
 
@@ -134,11 +142,12 @@ def processed_scores(
     for name, numbers in own.numbers.items():
         valid = ~failed[name] & (turns[name] > 0)
         raw = numbers.where(valid[:, None], 0.0).to(device)
-        learning = numbers - learnt[name].numbers if name in learnt else numbers
+        whole = numbers if own.normalized is None else own.normalized[name]
+        learning = whole - learnt[name].numbers if name in learnt else whole
         final, observed[name] = processed(learning, turns[name], valid, config, moments[name], observe=observe)
         measured = {how: by_agent[name] for how, by_agent in baselines.items() if name in by_agent}
         scores[name] = Scores(
-            score=final.to(device) if config.processor or name in learnt else raw,
+            score=final.to(device) if config.processor or name in learnt or own.normalized is not None else raw,
             raw=raw,
             parts=own.parts,
             valid=valid.to(device),
@@ -174,7 +183,7 @@ def attempt(
         return checked(reward(asked), agents, asked)
 
     rows = len(episodes)
-    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch
+    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix divides by itself
     most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
     answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
     with distributed.failing_together():

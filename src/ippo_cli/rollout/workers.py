@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from ippo_cli.engine import progress
+
 T = TypeVar("T")
 
 PATIENCE_S = 0.02
@@ -25,6 +27,7 @@ def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Call
     began = time.perf_counter()
     for number, item in enumerate(waiting, 1):
         work(item)
+        progress.made()
         if poll is not None:
             poll()
         if workers > 1 and time.perf_counter() - began > max(PATIENCE_S, number * SLOW_S):
@@ -45,6 +48,7 @@ def _share(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Ca
                 return
             try:
                 work(items[number])
+                progress.made()
             except BaseException as error:
                 errors[number] = error
                 stop.set()

@@ -222,7 +222,17 @@ class PromptFormat:
             )
 
     def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
-        """Raise `ConfigError` for a first message, of the given row of `source`, that there is no room for.
+        """Raise `ConfigError` for a first message, of the given row of `source`, that there is no room for."""
+        for row, text, length in self._suspects(rows, context):
+            self.refuse(text, length, context, f", row {row} of {source},")
+
+    def without_room(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
+        """The rows whose first message there is no room for."""
+        room = min(self.max_prompt_tokens, context - 1)
+        return {row for row, _, length in self._suspects(rows, context) if not 0 < length <= room}
+
+    def _suspects(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
+        """Rows for which there may be no room, what is read of them, and how many tokens that is.
 
         A text has at most as many tokens as bytes, so that most rows need no tokenizer.
         """
@@ -233,8 +243,7 @@ class PromptFormat:
         room = min(self.max_prompt_tokens, context - 1) - around
         suspects = [(row, self.text(told)) for row, told in rows if not 0 < len(told.encode()) <= room]
         ids = self._ids([text for _, text in suspects])
-        for (row, text), length in zip(suspects, map(len, ids), strict=True):
-            self.refuse(text, length, context, f", row {row} of {source},")
+        return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -304,3 +313,19 @@ def refuse_too_long(
         for name, prompt_format in formats.items():
             told = [(row, message(name, example)) for row, example in part]
             prompt_format.refuse_too_long(told, source, contexts[name])
+
+
+def fitting_rows(
+    formats: Mapping[str, PromptFormat],
+    message: FirstMessage,
+    examples: Sequence[Example],
+    contexts: Mapping[str, int],
+) -> list[int]:
+    """The places of examples that every one of these agents has room for."""
+    lacking: set[int] = set()
+    waiting = iter(enumerate(examples))
+    while part := list(islice(waiting, ROWS_AT_ONCE)):
+        for name, prompt_format in formats.items():
+            told = [(row, message(name, example)) for row, example in part]
+            lacking |= prompt_format.without_room(told, contexts[name])
+    return [row for row in range(len(examples)) if row not in lacking]

@@ -19,9 +19,8 @@ from ippo_cli.tasks.templates import (
     OBSERVATION,
     WORDS,
     Told,
-    fields_of,
     first_message,
-    is_word_of_conversations,
+    may_hear,
     render_template,
 )
 from ippo_cli.tasks.user_code import load_function
@@ -363,9 +362,7 @@ def _refuse_silence(config: ConversationConfig) -> None:
 
 
 def _hears(name: str, agent: PromptConfig) -> bool:
-    fields = fields_of(agent.template, f"task.agents.{name}.template")
-    own = {"turn", f"agents.{name}"}
-    return any(is_word_of_conversations(field) for field in fields - own)
+    return may_hear(agent.template, f"task.agents.{name}.template", {"turn", f"agents.{name}"})
 
 
 def _lines(said: Sequence[tuple[str, str]]) -> str:

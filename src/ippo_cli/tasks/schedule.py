@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from ippo_cli.config.data import MIXED
+from ippo_cli.tasks.rows import Joined
 from ippo_cli.types import Batch, Example
 
 
 def share(total: int, rank: int, world_size: int) -> range:
     """The contiguous part of `range(total)` that a rank works on; parts differ by at most one."""
     return range(total * rank // world_size, total * (rank + 1) // world_size)
+
+
+class Mixture:
+    """Which row stands at a position of the prompts of several sources, as a function of (seed, position) alone.
+
+    Among every `MIXED` prompts, in an order of their own, each source has its share to the nearest whole prompt. Each
+    source is gone through by itself, one pass after another, each in an order of its own.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        self.sizes, self.seed = list(sizes), seed
+        self.starts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
+        self.shares = _shares(weights)
+        self._block: tuple[int, list[tuple[int, int]]] = (-1, [])
+        self._orders: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def place(self, position: int) -> int:
+        """The row's place among those of all sources, one after the other."""
+        block, offset = divmod(position, MIXED)
+        source, before = self._sources(block)[offset]
+        passes, turn = divmod(block * self.shares[source] + before, self.sizes[source])
+        return self.starts[source] + int(self._order(source, passes)[turn])
+
+    def _sources(self, block: int) -> list[tuple[int, int]]:
+        """Of each prompt of a block its source, and how many of that stand before it in the block."""
+        if self._block[0] != block:
+            sources = torch.repeat_interleave(torch.arange(len(self.shares)), torch.tensor(self.shares))
+            drawn = sources[torch.randperm(MIXED, generator=_generator(self.seed, "block", block))].tolist()
+            seen = [0] * len(self.shares)
+            found: list[tuple[int, int]] = []
+            for source in drawn:
+                found.append((source, seen[source]))
+                seen[source] += 1
+            self._block = (block, found)
+        return self._block[1]
+
+    def _order(self, source: int, passes: int) -> torch.Tensor:
+        if self._orders.get(source, (-1,))[0] != passes:
+            generator = _generator(self.seed, "source", source, passes)
+            self._orders[source] = (passes, torch.randperm(self.sizes[source], generator=generator))
+        return self._orders[source][1]
+
+
+def _shares(weights: Sequence[float]) -> list[int]:
+    """How many of `MIXED` prompts each source has: whole numbers, by the largest remainders."""
+    exact = [MIXED * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
+    for number in by_remainder[: MIXED - sum(shares)]:
+        shares[number] += 1
+    return shares
+
+
+def _generator(*key: object) -> torch.Generator:
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 class ExampleSchedule:
@@ -28,7 +87,9 @@ class ExampleSchedule:
         self.seed = seed
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
-        self._pass_order: tuple[int, list[int]] = (-1, [])
+        self._pass_order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
+        mixed = isinstance(examples, Joined) and examples.weights is not None
+        self._mixture = Mixture(examples.sizes, examples.weights, seed) if mixed else None  # pyright: ignore
 
     def batch(self, iteration: int, rank: int, world_size: int) -> Batch:
         """This rank's rows of an iteration (counted from 0); episodes about one example lie together."""
@@ -43,17 +104,22 @@ class ExampleSchedule:
     def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
         """The training rows that so many iterations work on, each once, with their places in the data."""
         count = num_iterations * self.prompts_per_iteration
+        if self._mixture is not None:
+            places = dict.fromkeys(map(self._mixture.place, range(count)))
+            return ((place, self.examples[place]) for place in sorted(places))
         if count >= len(self.examples):
             return enumerate(self.examples)
-        return ((row, self.examples[row]) for row in self._order(0)[:count])
+        return ((row, self.examples[row]) for row in self._order(0)[:count].tolist())
 
     def _example(self, position: int) -> Example:
+        if self._mixture is not None:
+            return self.examples[self._mixture.place(position)]
         number, offset = divmod(position, len(self.examples))
-        return self.examples[self._order(number)[offset]]
+        return self.examples[int(self._order(number)[offset])]
 
-    def _order(self, number: int) -> list[int]:
+    def _order(self, number: int) -> torch.Tensor:
         """Rows in the order of one pass over the data."""
         if self._pass_order[0] != number:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-            self._pass_order = (number, torch.randperm(len(self.examples), generator=generator).tolist())
+            self._pass_order = (number, torch.randperm(len(self.examples), generator=generator))
         return self._pass_order[1]

@@ -75,7 +75,7 @@ def load_task(config: TaskConfig, seed: int) -> Task:
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     """The held-out examples of a task, for which files of training examples are not looked at."""
-    held_out = held_out_rows(config) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
+    held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
     _try_templates(config, (held_out[0],))
     return held_out
 

@@ -1,13 +1,17 @@
-"""Templates of what agents are told: text with `{field}` for what an example or the conversation says."""
+"""Templates of what agents are told: text with `{field}` for what an example or the conversation says.
+
+Of other kinds are those that begin with `jinja:`, and those that name a function, `path.py:name`.
+"""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
+from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, jinja_fields, render_jinja
 from ippo_cli.types import Example
 
 Told = Mapping[str, str | None]
@@ -23,6 +27,10 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
 
     `{{` and `}}` are braces.
     """
+    if is_function(template):
+        return call_function(template, example, _said(told), setting)
+    if is_jinja(template):
+        return render_jinja(template, {**example, **_of_conversation(template, example, told, setting)}, setting)
     parts: list[str] = []
     for literal, field, form, conversion in _pieces(template, setting):
         parts.append(literal)
@@ -38,8 +46,23 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
 
 
 def fields_of(template: str, setting: str) -> set[str]:
-    """The fields that a template names."""
+    """The fields that a template names; of a function that is not known."""
+    if is_function(template):
+        return set()
+    if is_jinja(template):
+        return jinja_fields(template, setting)
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
+
+
+def example_fields(config: PromptConfig, setting: str) -> list[str]:
+    """The fields of an example that an agent is told of, in the order in which its templates name them."""
+    named: list[str] = []
+    for leaf, text in (("template", config.template), ("turn_template", config.turn_template or "")):
+        if is_function(text) or is_jinja(text):
+            named += sorted(fields_of(text, f"{setting}.{leaf}"))
+        else:
+            named += [field for _, field, _, _ in _pieces(text, f"{setting}.{leaf}") if field is not None]
+    return [f for f in dict.fromkeys(named) if f != OBSERVATION and not is_word_of_conversations(f)]
 
 
 def first_message(agent: str, config: PromptConfig, example: Example, told: Told | None = None) -> str:
@@ -49,7 +72,8 @@ def first_message(agent: str, config: PromptConfig, example: Example, told: Told
     """
     setting = f"task.agents.{agent}.template"
     if told is None:
-        words = fields_of(config.template, setting) - set(example)
+        words = {*WORDS, OBSERVATION} if is_function(config.template) else fields_of(config.template, setting)
+        words -= set(example)
         told = {word: "" for word in words if word == OBSERVATION or is_word_of_conversations(word)}
     return render_template(config.template, example, setting, told)
 
@@ -57,6 +81,26 @@ def first_message(agent: str, config: PromptConfig, example: Example, told: Told
 def is_word_of_conversations(field: str) -> bool:
     """Whether a field is one of those that stand for what has been said."""
     return field in WORDS or field.startswith(LAST)
+
+
+def may_hear(template: str, setting: str, own: Collection[str]) -> bool:
+    """Whether a template names something that was said, other than the `own` words; a function may."""
+    if is_function(template):
+        return True
+    return any(is_word_of_conversations(field) for field in fields_of(template, setting) - set(own))
+
+
+def _said(told: Told) -> dict[str, str]:
+    """What has been said by now."""
+    return {word: text for word, text in told.items() if text is not None}
+
+
+def _of_conversation(template: str, example: Example, told: Told, setting: str) -> dict[str, str]:
+    """What a template of Jinja's may read of the conversation. Raises `ConfigError` for a name that is in both."""
+    named = fields_of(template, setting)
+    for word in named & set(told):
+        _value(word, example, told, setting, template)
+    return _said(told)
 
 
 def _value(field: str, example: Example, told: Told, setting: str, template: str) -> str:

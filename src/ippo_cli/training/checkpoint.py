@@ -20,7 +20,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.training.checkpoint_files import (
     Listing,
@@ -133,7 +133,8 @@ class Checkpoints:
         if self._saved != iteration:
             final = self.folder / step_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
-            reports = distributed.gather_objects(self._write(state, temporary))
+            with progress.writing():
+                reports = distributed.gather_objects(self._write(state, temporary))
             failures = [failure for report in reports for failure in report[0]]
             if not failures and distributed.is_main():
                 with noting(failures):
@@ -178,11 +179,14 @@ class Checkpoints:
         stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{folder} was written by a version with another checkpoint format")
-        refuse_other_world_size(folder, distributed.world_size())
+        if not self.config.reshard:
+            refuse_other_world_size(folder, distributed.world_size())
+        wrote = int(stored["world_size"])
         optimizers = has_optimizers(folder)
         for learner in state.team.learners:
             if optimizers:
-                learner.engine.load(folder / learner.name / f"engine_{learner.stage}")
+                load = learner.engine.load if wrote == distributed.world_size() else learner.engine.load_resharded
+                load(folder / learner.name / f"engine_{learner.stage}")
             learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
@@ -190,7 +194,7 @@ class Checkpoints:
         state.progress = Progress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
-        state.rng = json.loads((folder / f"rng_rank_{distributed.rank()}.json").read_text())
+        state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())
         restore_rng(state.rng)
         self._saved = state.progress.iteration
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import StorageError
+from ippo_cli.engine import progress
 from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import LISTING_S, MANIFEST, all_checkpoints, write_atomically
 
@@ -76,6 +77,7 @@ def listing(folder: Path, files: Iterable[Path]) -> Listing:
             os.fsync(handle.fileno())
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
             listed[str(file.relative_to(folder))] = {"bytes": handle.tell(), "sha256": digest}
+        progress.made()
     return listed
 
 

@@ -85,6 +85,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
             players = [load_policies(origin.config, origin.subject, device, loaded) for origin in origins]
             teams = [_team(players, agents, pairing) for pairing in pairings]
             formats = [exam.formats(team) for team in teams]  # what cannot be asked is told before anybody is
+            exam = exam.fitting(list(zip(teams, formats, strict=True)))
             found: dict[Pairing, Evaluation] = {}
             for pairing, team, asked in zip(pairings, teams, formats, strict=True):
                 found[pairing] = exam.scores(team, asked, console)

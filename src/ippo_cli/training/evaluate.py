@@ -13,14 +13,16 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
+from ippo_cli.formulas.estimates import pass_at_k
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
+from ippo_cli.tasks.examined import examined_rows, generations
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
 from ippo_cli.training.iteration_metrics import prefixed, ratio, turn_totals
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.turn_numbers import shown_turns, totals_of_turn
-from ippo_cli.types import Batch, Episode
+from ippo_cli.types import Batch, Episode, Example
 
 Play = Callable[[Batch, bool], list[Episode]]
 """Episodes about the examples of a batch; greedy or not."""
@@ -33,19 +35,28 @@ class Evaluation:
     metrics: dict[str, float]
     samples: list[dict[str, Any]]
     rows: dict[str, torch.Tensor]  # float64 [this rank's episodes] of metrics that are means over them; NaN: in none
+    generations: dict[str, int]  # by mode: how many episodes of each held-out row there are, one after the other
+    failed: dict[str, int]  # by mode: episodes without a usable reward, over all ranks
 
 
-def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> Evaluation:
-    """Score the whole held-out set. Metrics are the same on every rank, and for every number of ranks."""
-    rows = share(len(task.held_out), distributed.rank(), distributed.world_size())
-    batch = Batch(examples=[task.held_out[row] for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
+def evaluate(
+    play: Play, task: Task, reward: RewardFunction, config: Config, *, every_sample: bool = False
+) -> Evaluation:
+    """Score the held-out set. Metrics are the same on every rank, and for every number of ranks.
+
+    `samples` holds as many of this rank's episodes as tables show, or `every_sample`.
+    """
+    rows = examined_rows(len(task.held_out), config.evaluation)
+    modes = generations(config.evaluation)
     agents = list(config.task.agents)
     several_turns = speakers_of_several_turns(config.task)
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     rows_of: dict[str, torch.Tensor] = {}
-    for mode in ("sampled", "greedy") if config.evaluation.greedy else ("sampled",):
-        episodes = play(batch, mode == "greedy")
+    failed_of: dict[str, int] = {}
+    for mode, often in modes.items():
+        total = len(rows) * often
+        episodes = play(_batch(task.held_out, rows, often), mode == "greedy")
         given, failure = attempt(reward, episodes, agents, config.reward)
         weights = reward_weights(config)
         refuse_idle_weights(given, weights, config.reward)
@@ -56,8 +67,9 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
-        found, by_row = _metrics(given, scores, failed, episodes, len(task.held_out))
-        found |= _turn_metrics(episodes, several_turns, len(task.held_out))
+        found, by_row = _metrics(given, scores, failed, episodes, total)
+        found |= pass_metrics(by_row, often)
+        found |= _turn_metrics(episodes, several_turns, total)
         turns = shown_turns(agents, episodes, most_turns(config.task), config.tracker.turns)
         for name, count in turns.items():
             found |= prefixed(name, _by_turn(episodes, name, numbers[name], ~failures[name], count))
@@ -66,17 +78,28 @@ def evaluate(play: Play, task: Task, reward: RewardFunction, config: Config) -> 
                 f"evaluation: {found['failed_share']:.0%} of the rows have no reward "
                 f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
             ) from failure
+        failed_of[mode] = round(found["failed_share"] * total)
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
         shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
-        samples += sample_rows(mode, episodes, shown, config.tracker.samples)
+        shown_count = len(episodes) if every_sample else config.tracker.samples
+        samples += sample_rows(mode, episodes, shown, shown_count, given.parts)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
             "is no evaluation metric of this task and reward",
             "use one of " + " ".join(metrics),
         )
-    return Evaluation(metrics=metrics, samples=samples, rows=rows_of)
+    return Evaluation(metrics=metrics, samples=samples, rows=rows_of, generations=modes, failed=failed_of)
+
+
+def _batch(held_out: Sequence[Example], rows: Sequence[int], often: int) -> Batch:
+    """This rank's episodes: those about one row lie together. What is sampled first of a row is always the same."""
+    places = share(len(rows) * often, distributed.rank(), distributed.world_size())
+    index = [rows[place // often] + place % often * len(held_out) for place in places]
+    return Batch(
+        examples=[held_out[rows[place // often]] for place in places], index=torch.tensor(index, dtype=torch.long)
+    )
 
 
 def _metrics(
@@ -111,7 +134,38 @@ def _metrics(
         result[f"{name}/response_length"] = tokens / rows
         result[f"{name}/truncated_share"] = cut / own if own else math.nan
     by_row = {name: means[name].double().where(own, math.nan) for name, own in zip(names, kept, strict=True)}
+    for name in scores:
+        tokens = [sum(len(turn.completion.ids) for turn in one.of(name)) for one in episodes]
+        cut = [float(not one.finished(name)) if one.of(name) else math.nan for one in episodes]
+        by_row[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
+        by_row[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
     return result, by_row
+
+
+def pass_metrics(by_row: Mapping[str, torch.Tensor], often: int) -> dict[str, float]:
+    """pass@k of the score and of parts that are 0 or 1 in every episode; nothing where rows are asked about once.
+
+    k: powers of two, and how often rows are asked about. A row with fewer than k episodes that did not fail is left
+    out. Collective.
+    """
+    names = sorted(name for name in by_row if "/" not in name) if often > 1 else []
+    odd = torch.tensor([0.0] * len(names) + [0.0], dtype=torch.float64)
+    for place, name in enumerate(names):
+        there = by_row[name][torch.isfinite(by_row[name])]
+        odd[place] = float(((there != 0) & (there != 1)).any())
+    shares = [name for name, several in zip(names, distributed.all_max(odd).tolist(), strict=False) if not several]
+    found: dict[str, float] = {}
+    for name in shares:
+        for key, passed in passes(name, distributed.all_gather_rows(by_row[name]).view(-1, often)).items():
+            found[key] = float(passed.nanmean())
+    return found
+
+
+def passes(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of values `[rows, n]` that are 0 or 1, NaN where an episode failed: each row's pass@k, `[rows]`."""
+    right, count, often = values.nansum(dim=1), torch.isfinite(values).sum(dim=1), values.shape[1]
+    ks = sorted({*(2**power for power in range(1, often.bit_length()) if 2**power <= often), often} - {1})
+    return {f"{name}/pass@{k}": pass_at_k(right, count, k) for k in ks}
 
 
 def _by_turn(

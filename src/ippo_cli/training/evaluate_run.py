@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,18 @@ import torch
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
-from ippo_cli.config.errors import ConfigError, ResumeError, storing
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
-from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
+from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.examined import examined_rows
+from ippo_cli.tasks.rows import narrowed
 from ippo_cli.tasks.task import (
     Task,
     goes_on,
@@ -37,8 +39,10 @@ from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console
+from ippo_cli.training.estimates import intervals, length_summary
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
+from ippo_cli.training.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
 from ippo_cli.types import Batch, Episode, Example
@@ -75,6 +79,14 @@ def adapters_of(config: Config) -> dict[str, tuple[str, str | None]]:
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
+    subject = models_of(config)
+    # Equal names of other models are others.
+    identity = [*overrides, json.dumps([subject.told, subject.models], sort_keys=True)]
+    return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
+
+
+def models_of(config: Config) -> Subject:
+    """The models that the configuration names, with nothing trained on them."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {name: description(str(actor.model), actor.revision) for name, actor in actors.items()}
     for agent, actor in actors.items():
@@ -82,9 +94,21 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
             models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
     name = Path(next(iter(models.values()))["model"]).name
     task = {"task": config.task.kind.value, "seed": config.seed}
-    subject = Subject(name=name, models=models, told=task)
-    identity = [*overrides, json.dumps([task, models], sort_keys=True)]  # equal names of other models are others
-    return _evaluate(config, subject, Path(config.output_dir), overrides, identity)
+    return Subject(name=name, models=models, told=task)
+
+
+def one_model(config: Config, model: str) -> Subject:
+    """One Hugging Face model in the place of every agent."""
+    record = description(model, None)
+    return Subject(
+        name=Path(model).name,
+        models=dict.fromkeys(config.task.agents, record),
+        told={"task": config.task.kind.value, "model": model},
+    )
+
+
+Team = tuple[Mapping[str, FrozenAgent], Mapping[str, PromptFormat]]
+"""Who speaks for each agent, and how each is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,25 +119,56 @@ class Examination:
     environments: EnvironmentPool
     held_out: Sequence[Example]
     reward: RewardFunction
+    too_long: int = 0  # held-out examples that were left out for their prompts
+
+    @property
+    def asked(self) -> list[int]:
+        """The places of the held-out examples that are asked about."""
+        return examined_rows(len(self.held_out), self.config.evaluation)
 
     def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
         """How each of them is asked. Raises `ConfigError` where it cannot be, or there is no room for an example."""
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
-        refuse_too_long(
-            {name: formats[name] for name in speakers_told_of_examples(config.task)},
-            lambda agent, example: first_message(agent, config.task.agents[agent], example),
-            enumerate(self.held_out),
-            "the held-out data",
-            {name: context_limit(policy.policy.lm.config, config.rollout) for name, policy in policies.items()},
-        )
+        if not drops_too_long(config):
+            told = [(row, self.held_out[row]) for row in self.asked]
+            refuse_too_long(
+                self._first_speakers(formats), self._message, told, "the held-out data", self._contexts(policies)
+            )
         return formats
 
+    def fitting(self, teams: Sequence[Team]) -> Examination:
+        """The same, without rows that there is no room for in some team's prompts, where these are to be dropped."""
+        if not drops_too_long(self.config):
+            return self
+        kept = set(range(len(self.held_out)))
+        for policies, formats in teams:
+            speakers = self._first_speakers(formats)
+            kept &= set(fitting_rows(speakers, self._message, self.held_out, self._contexts(policies)))
+        if not kept:
+            raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
+        return replace(self, held_out=narrowed(self.held_out, sorted(kept)), too_long=len(self.held_out) - len(kept))
+
+    def _message(self, agent: str, example: Example) -> str:
+        return first_message(agent, self.config.task.agents[agent], example)
+
+    def _first_speakers(self, formats: Mapping[str, PromptFormat]) -> dict[str, PromptFormat]:
+        return {name: formats[name] for name in speakers_told_of_examples(self.config.task)}
+
+    def _contexts(self, policies: Mapping[str, FrozenAgent]) -> dict[str, int]:
+        rollout = self.config.rollout
+        return {name: context_limit(policy.policy.lm.config, rollout) for name, policy in policies.items()}
+
     def scores(
-        self, policies: Mapping[str, FrozenAgent], formats: Mapping[str, PromptFormat], console: Console
+        self,
+        policies: Mapping[str, FrozenAgent],
+        formats: Mapping[str, PromptFormat],
+        console: Console,
+        *,
+        every_sample: bool = False,
     ) -> Evaluation:
-        """What they say, scored. Collective."""
+        """What they say, scored; with `every_sample` all of it is kept. Collective."""
         config = self.config
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
@@ -127,22 +182,20 @@ class Examination:
             draws = Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
             return collect(self.environments, formats, batch, generator, draws)
 
-        return evaluate(play, Task(train=(), held_out=self.held_out), self.reward, config)
+        task = Task(train=(), held_out=self.held_out)
+        return evaluate(play, task, self.reward, config, every_sample=every_sample)
 
 
 @contextmanager
 def examination(config: Config) -> Iterator[Examination]:
-    """Of the task of a configuration; its environments are closed afterwards."""
-    environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
-    try:
-        yield Examination(
-            config=config,
-            environments=environments,
-            held_out=load_held_out(config.task, config.seed),
-            reward=build_reward(config.reward, config.task.agents),
-        )
-    finally:
-        environments.close()
+    """Of the task of a configuration; its environments and its reward are closed afterwards."""
+    with ExitStack() as held:
+        environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
+        held.callback(environments.close)
+        held_out = load_held_out(config.task, config.seed)
+        reward = build_reward(config.reward, config.task.agents)
+        held.callback(close_reward, reward)
+        yield Examination(config=config, environments=environments, held_out=held_out, reward=reward)
 
 
 def load_policies(
@@ -170,29 +223,57 @@ def _evaluate(
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             policies = load_policies(config, subject, device, {})
-            result = exam.scores(policies, exam.formats(policies), console)
-            console.samples(result.samples[: config.tracker.samples])
-            primary_metric = config.task.primary_metric
+            formats = exam.formats(policies)
+            exam = exam.fitting([(policies, formats)])
+            result = exam.scores(policies, formats, console, every_sample=True)
+            samples, certain = all_samples(result), intervals(result, config.evaluation.seed)
+            console.samples(samples[: config.tracker.samples])
+            primary_metric, rows = config.task.primary_metric, len(exam.asked)
             record = {
                 **subject.told,
                 "models": subject.models,
                 "overrides": list(overrides),
-                "rows": len(exam.held_out),
+                "rows": rows,
+                "episodes": {mode: rows * often for mode, often in result.generations.items()},
+                "failed": result.failed,
+                "too_long": exam.too_long,
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
+                "intervals": {key: finite(one) for key, one in certain.items()},
+                "lengths": length_summary(result),
             }
             target = root / "evaluations" / file_name(subject.name, config.evaluation.seed, identity or overrides)
-            distributed.on_main(lambda: _write(target, record))
+            distributed.on_main(lambda: _write(target, record, samples))
+            failed = sum(result.failed.values())
             console.say(
-                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {len(exam.held_out)} rows)"
+                f"{subject.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
+                f"{f', {failed} episodes without a reward' if failed else ''}"
+                f"{f', {exam.too_long} rows left out as too long' if exam.too_long else ''})"
             )
             for key, values in _in_lines(result.metrics).items():
-                console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}")
-            console.say(f"written to {target}")
+                interval = f"   [{certain[key]['low']:.4f}, {certain[key]['high']:.4f}]" if key in certain else ""
+                console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}{interval}")
+            console.say(f"written to {target} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
     return target
+
+
+def all_samples(result: Evaluation) -> list[dict[str, Any]]:
+    """Every rank's samples, by mode. Collective."""
+    parts = distributed.gather_objects(result.samples)
+    return [row for mode in result.generations for part in parts for row in part if row["mode"] == mode]
+
+
+def samples_file(target: Path) -> Path:
+    """Where the samples lie that the scores in a file are of."""
+    return target.with_suffix(".samples.jsonl")
+
+
+def write_samples(file: Path, samples: Sequence[Mapping[str, Any]]) -> None:
+    """One line for each episode."""
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in samples))
 
 
 def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
@@ -204,9 +285,10 @@ def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
     return lines
 
 
-def _write(target: Path, record: dict[str, Any]) -> None:
+def _write(target: Path, record: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
     with storing(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
+        write_samples(samples_file(target), samples)
         write_atomically(target, json.dumps(finite(record), indent=1) + "\n")
 
 

@@ -13,7 +13,7 @@ from ippo_cli.config.credit import measures_credit_in
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import Mixed, mixed_scores, processed_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
@@ -118,8 +118,9 @@ class ExperienceSource:
         )
 
     def close(self) -> None:
-        """End the environments."""
+        """End the environments, and what the reward holds."""
         self.environments.close()
+        close_reward(self.reward)
 
     def _sampled(
         self, iteration: int, batch: Batch, draws: Draws, clock: Stopwatch

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, OtherRankFailed
+from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
 from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed
 from ippo_cli.training.run import Run
@@ -127,4 +128,4 @@ def keep_traceback(folder: Path, error: BaseException) -> None:
     with suppress(OSError):
         file = error_file(folder, distributed.rank())
         file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(traceback.format_exception(error)))
+        file.write_text(redacted("".join(traceback.format_exception(error))))

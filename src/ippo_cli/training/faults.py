@@ -6,10 +6,11 @@ Imports no torch: a command comes by its first point before it has any.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 
-from ippo_cli.config.faults import DISK_ERRORS, SIGNALS, Fault, fault
+from ippo_cli.config.faults import DISK_ERRORS, HANG, SIGNALS, Fault, fault
 
 _armed: list[Fault] = []  # of this process
 _passed: Counter[str] = Counter()  # how often it came by each point
@@ -42,5 +43,8 @@ def _happen(one: Fault) -> None:
     elif one.kind in DISK_ERRORS:
         number = DISK_ERRORS[one.kind]
         raise OSError(number, os.strerror(number), f"debug_faults at {one.point}")
+    elif one.kind == HANG:
+        while True:
+            time.sleep(3600)
     else:
         raise RuntimeError(f"debug_faults asks for an error at {one.point}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ippo_cli.config.errors import ResumeError, StorageError, storing
+from ippo_cli.config.secrets import kept, redacted
 from ippo_cli.engine.launchers import job_id
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
@@ -97,14 +98,15 @@ def start_files(
         "processes": distributed_environment(),
     }
     of_resume = NEXT if resumed else ""
+    overrides = kept(list(overrides))
     with storing(str(folder)):
         write_atomically(config_file(folder, resumed=resumed), config_yaml)
-        write_atomically(folder / f"overrides.json{of_resume}", json.dumps(list(overrides), indent=1) + "\n")
+        write_atomically(folder / f"overrides.json{of_resume}", json.dumps(overrides, indent=1) + "\n")
         with (folder / "command.txt").open("a") as file:
-            file.write(shlex.join(command) + "\n")
+            file.write(redacted(shlex.join(kept(list(command)))) + "\n")
         write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
         if not resumed and (job := job_id(os.environ)) is not None:
-            write_atomically(folder / JOB_FILE, json.dumps({"job": job, "overrides": list(overrides)}, indent=1) + "\n")
+            write_atomically(folder / JOB_FILE, json.dumps({"job": job, "overrides": overrides}, indent=1) + "\n")
 
 
 def owner(folder: Path) -> tuple[str | None, list[str]]:
@@ -182,6 +184,7 @@ def read_state(folder: Path) -> str:
 def mark_failed(folder: Path, error: str) -> None:
     """Say in `run.json` that the run failed, for a rank 0 that was killed before it could."""
     with suppress(OSError, ValueError):
+        error = redacted(error)
         known = json.loads((folder / "run.json").read_text())
         write_atomically(folder / "run.json", json.dumps(known | {"state": "failed", "error": error}, indent=1) + "\n")
 
@@ -198,14 +201,19 @@ def all_checkpoints(folder: Path) -> list[Path]:
     return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("step_")))
 
 
+def written_by(checkpoint: Path) -> int | None:
+    """How many processes wrote a checkpoint; None where it is damaged."""
+    try:
+        return int(json.loads((checkpoint / "state.json").read_text())["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def refuse_other_world_size(checkpoint: Path, world_size: int) -> None:
     """Raise `ResumeError` where a checkpoint was written by another number of processes than will read it."""
-    try:
-        wrote = int(json.loads((checkpoint / "state.json").read_text())["world_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # damaged: loading verifies every file, and tells
-    if wrote != world_size:
+    wrote = written_by(checkpoint)
+    if wrote not in (None, world_size):  # None: damaged; loading verifies every file, and tells
         raise ResumeError(
             f"{checkpoint} was written by {wrote} processes and there are {world_size} now; "
-            f"start with launch.processes={wrote}"
+            f"start with launch.processes={wrote}, or let it be spread anew with checkpoint.reshard=true"
         )

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ippo_cli.config.errors import IppoError, ResumeError
+from ippo_cli.config.errors import HUNG, IppoError, ResumeError
 from ippo_cli.engine.launchers import cores_per_rank, node_rank
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
@@ -140,7 +140,8 @@ class _Ranks:
         if failure is not None and failure.killed:
             print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
         if failure is not None and (failure.asked or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
-            self._deadline = time.monotonic() + GRACE_S  # ranks that saved together need none
+            # Ranks that saved together need none; those that hang together wait for each other before they leave.
+            self._deadline = time.monotonic() + (INSISTED_GRACE_S if failure.exit_code == HUNG else GRACE_S)
         while not self._all_ended() and time.monotonic() < self._deadline:
             time.sleep(POLL_S)
         self.kill()

@@ -112,6 +112,9 @@ METRICS: dict[str, str] = {
     "above the policy before training; null before the first",
     "eval/<mode>/score": "held-out score, mean over agents, before the processor chain",
     "eval/<mode>/<part>": "held-out mean of a further number that the reward reports",
+    "eval/<mode>/score/pass@<k>": "evaluation.num_generations > 1, where every score is 0 or 1: chance that one of k "
+    "samples of a row is right (unbiased)",
+    "eval/<mode>/<part>/pass@<k>": "the same of a part that is always 0 or 1",
     "eval/<mode>/failed_share": "share of held-out rows without a usable reward",
     "eval/<mode>/<agent>/score": "held-out score of one agent",
     "eval/<mode>/<agent>/response_length": "mean action tokens of the agent per held-out episode",

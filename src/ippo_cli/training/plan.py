@@ -16,6 +16,7 @@ from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
@@ -30,6 +31,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    fitting_task,
     free_disk,
     long_views,
     memory_of,
@@ -55,9 +57,13 @@ def show_plan(config: Config) -> None:
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
     task = load_task(config.task, config.seed)
-    build_reward(config.reward, config.task.agents)
+    close_reward(build_reward(config.reward, config.task.agents))
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
+    task, left_out = fitting_task(config, task, material)
+    plan = arithmetic(config, ranks, len(task.train))
+    for line in left_out:
+        _say(*line.split(": ", 1))
     formats = fitting_formats(config, plan, task, example_schedule(config, plan, task), material)
     memory = memory_of(config, plan, task, material, ranks, machine.device)
     _show_sizes(config, task, plan, memory, ranks)

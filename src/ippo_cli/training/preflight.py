@@ -22,10 +22,12 @@ from ippo_cli.config.schema import (
     CentralizedCriticConfig,
     Config,
     Device,
+    JsonlConfig,
     LoraActorConfig,
     PlanConfig,
     SeparateCriticConfig,
     TinyActorConfig,
+    TooLong,
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import bases, critics, holders
@@ -42,7 +44,9 @@ from ippo_cli.models.shape import (
 from ippo_cli.models.tiny import tiny_config, tokenizer_of
 from ippo_cli.rollout.critic_view import Layout
 from ippo_cli.rollout.generator import context_limit
-from ippo_cli.tasks.conversation import PromptFormat, prompt_formats, refuse_too_long
+from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
+from ippo_cli.tasks.examined import episodes_of
+from ippo_cli.tasks.rows import narrowed
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
@@ -187,6 +191,41 @@ def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSch
     )
 
 
+def fitting_task(config: Config, task: Task, material: Material) -> tuple[Task, list[str]]:
+    """The task without rows whose prompts are too long, where `task.too_long=drop` asks for that; and what there is to
+    tell of rows that are left out. Raises `PreflightError` where none is left."""
+    said: list[str] = []
+    parts = {"train": task.train, "held_out": task.held_out}
+    for part in parts.values():
+        said += [f"data: {counts}" for counts in getattr(part, "counts", ()) if sum(counts.dropped.values())]
+    if not drops_too_long(config):
+        return task, list(dict.fromkeys(said))
+    formats = prompt_formats(config.task, config.rollout, material.tokenizers)
+    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
+
+    def message(agent: str, example: Example) -> str:
+        return first_message(agent, config.task.agents[agent], example)
+
+    for name, rows in parts.items():
+        kept = fitting_rows(known, message, rows, material.contexts)
+        if len(kept) == len(rows):
+            continue
+        limit = f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
+        what = {"train": "training", "held_out": "held-out"}[name]
+        if not kept:
+            raise PreflightError(f"task.too_long=drop leaves none of {len(rows)} {what} rows with {limit}; raise that")
+        said.append(f"data: {len(rows) - len(kept)} of {len(rows)} {what} rows left out: prompts too long for {limit}")
+        parts[name] = narrowed(rows, kept)
+        if 0 in getattr(parts[name], "sizes", ()) and getattr(parts[name], "weights", None):
+            raise PreflightError(f"task.too_long=drop leaves no row of a source that has a weight, with {limit}")
+    return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(said))
+
+
+def drops_too_long(config: Config) -> bool:
+    """Whether rows with prompts that are too long are left out."""
+    return isinstance(config.task, JsonlConfig) and config.task.too_long is TooLong.drop
+
+
 def fitting_formats(
     config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
 ) -> dict[str, PromptFormat]:
@@ -223,7 +262,8 @@ def long_views(material: Material) -> dict[str, str]:
 
 def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int, device: str) -> Memory:
     """What each rank holds, on a device of this kind."""
-    rows = max(plan.samples_per_rank[1], -(-len(task.held_out) // ranks))
+    evaluated = episodes_of(len(task.held_out), config.evaluation)
+    rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
     return run_memory(config, material.shapes, ranks, rows, device)
 
 

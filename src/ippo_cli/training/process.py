@@ -7,9 +7,10 @@ import hashlib
 import os
 import random
 import socket
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,10 +30,11 @@ from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders
-from ippo_cli.engine import distributed
-from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.config.time_limit import limit_of
+from ippo_cli.engine import distributed, progress
+from ippo_cli.engine.launchers import cores_per_rank, job_end
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -53,6 +55,7 @@ from ippo_cli.training.preflight import (
     disk_needs,
     example_schedule,
     fitting_formats,
+    fitting_task,
     long_views,
     memory_of,
     memory_warning,
@@ -63,8 +66,12 @@ from ippo_cli.training.preflight import (
 from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import PreemptionHandler
+from ippo_cli.training.time_limit import TimeLimit
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.unusual import WINDOW, unusual_start
+from ippo_cli.training.watchdog import Watchdog
+
+BEGAN = time.time()  # of this process, or nearly so
 
 
 def run_training(
@@ -84,6 +91,7 @@ def run_training(
         with ExitStack() as held:
             _hold(folder, held)
             preemption = held.enter_context(PreemptionHandler())
+            _watch(config, folder, held)
             console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
             _train(config, folder, console, preemption, device, resumed=resumed)
     except (IppoError, KeyboardInterrupt) as error:
@@ -153,6 +161,13 @@ def _hold(folder: Path, held: ExitStack) -> None:
     distributed.on_main(hold)
 
 
+def _watch(config: Config, folder: Path, held: ExitStack) -> None:
+    """End the run where it hangs."""
+    limit_s = config.launch.watchdog_s
+    if limit_s is not None:
+        held.enter_context(Watchdog(folder, limit_s=limit_s, first_limit_s=config.launch.watchdog_first_s))
+
+
 def build_trainer(
     config: Config,
     folder: Path,
@@ -165,14 +180,38 @@ def build_trainer(
 ) -> Trainer:
     """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
     task = load_task(config.task, config.seed)
-    reward = build_reward(config.reward, config.task.agents)
+    with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
+        reward = build_reward(config.reward, config.task.agents)
+        unused.callback(close_reward, reward)
+        trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
+        unused.pop_all()
+    return trainer
+
+
+def _build_trainer(
+    config: Config,
+    folder: Path,
+    run: Run,
+    console: Console,
+    preemption: PreemptionHandler,
+    device: torch.device,
+    task: Task,
+    reward: RewardFunction,
+    *,
+    resumed: bool,
+) -> Trainer:
     plan = arithmetic(config, distributed.world_size(), len(task.train))
     config, weights = _pinned_weights(config, task, folder, console, preemption)
     material = read_material(config, task, weights)
+    task, left_out = fitting_task(config, task, material)
+    plan = arithmetic(config, distributed.world_size(), len(task.train))
+    for line in left_out:
+        console.say(line)
     schedule = example_schedule(config, plan, task)
     formats = fitting_formats(config, plan, task, schedule, material)
     _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    checkpoints = _checkpoints(config, folder, plan, material)
+    checkpoint_bytes, _ = disk_needs(config, material, distributed.world_size())
+    checkpoints = _checkpoints(config, folder, plan, checkpoint_bytes)
     checkpoint = checkpoints.newest() if resumed else None
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
@@ -193,6 +232,7 @@ def build_trainer(
     source = _experience_source(
         config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device
     )
+    recent = run.last_rows(WINDOW)
     return Trainer(
         config=config,
         plan=plan,
@@ -204,7 +244,8 @@ def build_trainer(
         checkpoints=checkpoints,
         console=console,
         preemption=preemption,
-        recent=deque(run.last_rows(WINDOW), WINDOW),
+        limit=_time_limit(config, checkpoint_bytes, recent),
+        recent=deque(recent, WINDOW),
     )
 
 
@@ -213,12 +254,13 @@ def _pinned_weights(
 ) -> tuple[Config, dict[str, Path | str]]:
     """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
 
-    def progress(name: str, step: int, steps: int, loss: float) -> None:
+    def warmed_up(name: str, step: int, steps: int, loss: float) -> None:
+        progress.made()
         console.progress(f"{name} warms up", step, steps)
         if preemption.asked:  # on rank 0, which makes the model; others are told
             raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
 
-    weights = initial_weights(config, task, folder, progress, console.say)
+    weights = initial_weights(config, task, folder, warmed_up, console.say)
     config = pinned(config, weights, folder)
     refuse_other_vocabularies(config, weights)
     return config, weights
@@ -272,12 +314,17 @@ def _experience_source(
     )
 
 
-def _checkpoints(config: Config, folder: Path, plan: Arithmetic, material: Material) -> Checkpoints:
+def _checkpoints(config: Config, folder: Path, plan: Arithmetic, size: float) -> Checkpoints:
     """The run's checkpoints, for which there is room."""
     checkpoints = Checkpoints(folder, config.checkpoint)
-    size, _ = disk_needs(config, material, distributed.world_size())
     checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
     return checkpoints
+
+
+def _time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
+    """When the run must have saved. Rank 0's clock, and what it was told of the job, decide for all."""
+    limit = limit_of(config.checkpoint.must_save_by, BEGAN, job_end) if distributed.is_main() else None
+    return TimeLimit(limit, checkpoint_bytes, recent)
 
 
 def _generator(
@@ -289,6 +336,7 @@ def _generator(
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
     def poll(agent: str, done: int, rows: int) -> None:
+        progress.made()
         console.progress(f"{agent} writes", done, rows)
         fault_point("generate")
         preemption.poll()

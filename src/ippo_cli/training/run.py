@@ -17,6 +17,7 @@ from typing import Any
 
 from ippo_cli.config.errors import StorageError, disk_is_full, storage_failure, storing
 from ippo_cli.config.schema import TrackerConfig
+from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
 from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import overwrite, warn, write_atomically
@@ -200,7 +201,7 @@ class Run:
 
     def finish(self, state: str, error: str | None = None) -> None:
         """Say how the run ended. Raises `StorageError` only where it is done and that, or a row, cannot be written."""
-        self.state.state, self.state.error = state, error
+        self.state.state, self.state.error = state, None if error is None else redacted(error)
         if self._waiting:
             with self._warning("metrics.jsonl"):
                 self._append()

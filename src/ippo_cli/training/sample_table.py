@@ -33,10 +33,19 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def visible(text: str, width: int = 60) -> Text:
-    """Model text made harmless: control characters spelled out, no markup, cut to a width."""
-    spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: 4 * width])
-    spelled = spelled.encode("utf-8", "backslashreplace").decode()
+    """Model text made harmless, cut to a width; no markup."""
+    spelled = _spelled(text[: 4 * width])
     return Text(spelled if len(spelled) <= width and len(text) <= 4 * width else spelled[: width - 1] + "…")
+
+
+def harmless(text: str) -> str:
+    """Model text on as many lines as it has, control characters spelled out: nothing in it acts on a terminal."""
+    return "\n".join(map(_spelled, text.split("\n")))
+
+
+def _spelled(text: str) -> str:
+    spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return spelled.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_conversation(row: Mapping[str, Any]) -> bool:

@@ -12,24 +12,35 @@ from ippo_cli.rewards.located import located
 from ippo_cli.types import Episode
 
 SCORE_DIGITS = 6  # significant ones
+NO_PARTS: Mapping[str, Sequence[float]] = {}
 
 # Keys are documented in docs/episodes.md; a file that was written by one version is read by the next.
 
 
 def sample_rows(
-    mode: str, episodes: Sequence[Episode], scores: Mapping[str, Tensor], count: int
+    mode: str,
+    episodes: Sequence[Episode],
+    scores: Mapping[str, Tensor],
+    count: int,
+    parts: Mapping[str, Sequence[float]] = NO_PARTS,
 ) -> list[dict[str, Any]]:
     """The first episodes: what each agent was told and wrote in turn, what that was paid, and how it ended.
 
-    `scores` are `[B, K]` by turn, NaN where there are none; what is not known is None.
+    `scores` are `[B, K]` by turn, NaN where there are none; what is not known is None. `parts`: further numbers of the
+    reward, `[B]`, beside those of the environment.
     """
     return [
-        _row(mode, episode, {name: numbers[row].tolist() for name, numbers in scores.items()})
+        _row(
+            mode,
+            episode,
+            {name: numbers[row].tolist() for name, numbers in scores.items()},
+            {**episode.parts, **{name: value[row] for name, value in parts.items() if math.isfinite(value[row])}},
+        )
         for row, episode in enumerate(episodes[:count])
     ]
 
 
-def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]]) -> dict[str, Any]:
+def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]], parts: Mapping[str, float]) -> dict[str, Any]:
     left = {name: iter(numbers) for name, numbers in scores.items()}
     return {
         "mode": mode,
@@ -51,7 +62,7 @@ def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]]) -> dict
         "partners": sorted(episode.partners),
         "failure": None if episode.failure is None else located(episode.failure),
         "last_observations": dict(episode.last_observations),
-        "parts": {name: _number(value) for name, value in episode.parts.items()},
+        "parts": {name: _number(value) for name, value in parts.items()},
     }
 
 

@@ -6,6 +6,7 @@ the middle of long responses each of them can stop by itself, and all meet at th
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -15,13 +16,14 @@ from types import FrameType
 from typing import ParamSpec, TypeVar
 
 from ippo_cli.config.errors import PreemptionRequested
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.training.handlers import handling
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+TIME_IS_OVER = signal.SIGALRM  # stands for a clock's word: nobody sends it
 REWARD_GRACE_S = 10.0
 """How long after the signal a reward that is being called is still waited for."""
 WATCH_S = 0.5
@@ -38,6 +40,7 @@ class PreemptionHandler:
         self._interrupts = 0
         self._requested_at = 0.0
         self._calls_reward = False
+        self.leave_by = math.inf  # the moment, in seconds since 1970, at which this rank asks itself
         self._held = ExitStack()
         self._over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="preemption", daemon=True)
@@ -68,6 +71,15 @@ class PreemptionHandler:
         if distributed.any_rank(self.asked):
             raise PreemptionRequested
 
+    def leave(self) -> None:
+        """Ask this rank to leave: its time is over."""
+        self._ask(TIME_IS_OVER)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether this rank was asked because its time is over."""
+        return self.requested is TIME_IS_OVER
+
     @property
     def interrupted(self) -> bool:
         return self.requested is signal.SIGINT
@@ -90,6 +102,7 @@ class PreemptionHandler:
                 return reward(*args, **kwargs)
             finally:
                 self._calls_reward = False
+                progress.made()
 
         return called
 
@@ -99,9 +112,12 @@ class PreemptionHandler:
             raise KeyboardInterrupt
         if self._keeps_waiting():
             raise PreemptionRequested
+        self._ask(signal.Signals(number))
+
+    def _ask(self, by: signal.Signals) -> None:
         if self.requested is None:
             self._requested_at = self._requested_at if self._elsewhere else time.monotonic()
-            self.requested = signal.Signals(number)
+            self.requested = by
 
     def _keeps_waiting(self) -> bool:
         return self.asked and self._calls_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
@@ -112,6 +128,8 @@ class PreemptionHandler:
         main = threading.main_thread().ident
         assert main is not None
         while not self._over.wait(WATCH_S):
+            if time.time() >= self.leave_by:
+                self.leave()
             if self.requested is not None:
                 self._announced = self._announced or distributed.announce(NOTICE)
             elif not self._elsewhere and distributed.announced(NOTICE):

@@ -14,7 +14,7 @@ import torch
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.rollout.generator import Draws
 from ippo_cli.tasks.task import Task, most_turns
 from ippo_cli.training.checkpoint import Checkpoints, State
@@ -32,6 +32,7 @@ from ippo_cli.training.samples import sample_rows
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.stopwatch import Stopwatch
 from ippo_cli.training.team_update import update_team
+from ippo_cli.training.time_limit import TimeLimit
 from ippo_cli.training.turn_numbers import shown_turns, turn_row
 from ippo_cli.training.unusual import unusual_rows
 from ippo_cli.training.unusual_experience import unusual_experience
@@ -53,11 +54,13 @@ class Trainer:
     checkpoints: Checkpoints
     console: Console
     preemption: PreemptionHandler
+    limit: TimeLimit  # of rank 0, which decides for all
     recent: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def __post_init__(self) -> None:
         self.turns = most_turns(self.config.task)
+        self.preemption.leave_by = self.limit.leave_by
         self._reached()
 
     def train(self) -> None:
@@ -68,7 +71,8 @@ class Trainer:
             if not self.save_reached():
                 reason = self.checkpoints.reason
                 raise StorageError(f"asked to leave, and the checkpoint could not be saved ({reason})") from None
-            saved = f"asked to leave; saved after iteration {self.point.iteration}"
+            why = "the time limit is near" if self.preemption.out_of_time else "asked to leave"
+            saved = f"{why}; saved after iteration {self.point.iteration}"
             raise Preempted(f"{saved}; go on with: ippo-train resume={from_here(self.run.folder)}") from None
 
     def _iterate(self) -> None:
@@ -139,6 +143,7 @@ class Trainer:
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
         state.progress.iteration, state.progress.row = iteration + 1, row
         self._reached()
+        progress.step_made()
         if self.partners is not None:
             self.partners.tidy()
         return experience
@@ -211,7 +216,12 @@ class Trainer:
             if last and not saved:
                 raise StorageError(f"the last iteration's checkpoint could not be saved ({self.checkpoints.reason})")
             self.saving_seconds = time.perf_counter() - began
+            self.limit.saved(self.saving_seconds)
         if not last:
+            self.limit.iterated(row)
+            self.preemption.leave_by = self.limit.leave_by
+            if self.limit.ends_the_next():
+                self.preemption.leave()
             self.preemption.agree()
 
     def _evaluate(self) -> Evaluation:

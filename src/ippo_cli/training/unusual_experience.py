@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ippo_cli.agents.team import Team
-from ippo_cli.config.checks import PROTOCOLS
-from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
+from ippo_cli.config.schema import PROTOCOLS, Config, ConversationConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import reads_payments
 from ippo_cli.rewards.contract import RewardFunction

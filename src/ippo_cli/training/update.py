@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.config.errors import NonFiniteError
-from ippo_cli.engine import distributed
+from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.training.balance import dealt
 from ippo_cli.training.faults import fault_point
@@ -107,6 +107,7 @@ def _step(
         for prefix, loss in losses.items():
             tally.add(prefix, loss, micro, first_epoch=first[0], first_step=first[1])
         fault_point("backward")
+        progress.made()
         learner.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
     fault_point("step")
     return learner.engine.step()

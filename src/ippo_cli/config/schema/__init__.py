@@ -63,19 +63,29 @@ from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.reward import (
+    CodePairRewardConfig,
+    CodeRewardConfig,
+    CodeRunConfig,
     CreditAssignment,
     EnvironmentRewardConfig,
     ExactMatchConfig,
+    FormatRewardConfig,
     FunctionRewardConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    LengthRewardConfig,
+    LengthUnit,
     Match,
+    MathRewardConfig,
+    MixRewardConfig,
     NumberMatch,
     NumberRewardConfig,
     Processor,
     RewardConfig,
     RewardKind,
     RewardWeightsConfig,
+    Sandbox,
+    TestMatch,
 )
 from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
@@ -98,6 +108,7 @@ from ippo_cli.config.schema.sweep import (
     SweepKind,
 )
 from ippo_cli.config.schema.task import (
+    PROTOCOLS,
     ConversationConfig,
     Data,
     GridConfig,
@@ -108,6 +119,7 @@ from ippo_cli.config.schema.task import (
     SortingConfig,
     TaskConfig,
     TaskKind,
+    TooLong,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
@@ -155,11 +167,17 @@ SCHEMAS: dict[str, type[Any]] = {
     "critic_adapter": AdapterCriticConfig,
     "critic_none": NoCriticConfig,
     "rollout": RolloutConfig,
+    "reward_code": CodeRewardConfig,
+    "reward_code_pair": CodePairRewardConfig,
     "reward_environment": EnvironmentRewardConfig,
     "reward_exact_match": ExactMatchConfig,
+    "reward_format": FormatRewardConfig,
     "reward_function": FunctionRewardConfig,
     "reward_grid": GridRewardConfig,
     "reward_gsm8k": Gsm8kRewardConfig,
+    "reward_length": LengthRewardConfig,
+    "reward_math": MathRewardConfig,
+    "reward_mix": MixRewardConfig,
     "reward_number": NumberRewardConfig,
     "team_independent": IndependentTeamConfig,
     "team_shared_policy": SharedPolicyConfig,

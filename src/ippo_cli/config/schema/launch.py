@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ippo_cli.config.constraints import PositiveInt
+from ippo_cli.config.constraints import PositiveFloat, PositiveInt
 
 
 class Device(str, Enum):
@@ -25,3 +25,7 @@ class LaunchConfig:
     device: Device  # auto (cuda where there is one) | cpu | cuda
     threads: PositiveInt | None  # CPU threads per rank; null = cores divided by ranks
     timeout_s: PositiveInt  # seconds after which a collective that does not finish is an error
+    watchdog_s: (
+        PositiveFloat | None
+    )  # seconds in which no rank does anything that end a run (exit code 11); null = never
+    watchdog_first_s: PositiveFloat  # the same until the first iteration is done: loading may be silent for longer

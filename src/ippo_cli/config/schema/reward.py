@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from ippo_cli.config.constraints import Name, NonNegativeFloat, NonNegativeInt, UnitFloat
+from ippo_cli.config.constraints import Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
 
 
 class RewardKind(str, Enum):
+    code = "code"
+    code_pair = "code_pair"
     environment = "environment"
     exact_match = "exact_match"
+    format = "format"
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
+    length = "length"
+    math = "math"
+    mix = "mix"
     number = "number"
 
 
@@ -42,6 +49,23 @@ class NumberMatch(str, Enum):
     flexible = "flexible"
 
 
+class LengthUnit(str, Enum):
+    characters = "characters"
+    words = "words"
+    tokens = "tokens"
+
+
+class TestMatch(str, Enum):
+    all = "all"
+    share = "share"
+
+
+class Sandbox(str, Enum):
+    none = "none"
+    bwrap = "bwrap"
+    unsafe_local = "unsafe_local"
+
+
 @dataclass
 class RewardWeightsConfig:
     """What counts in an agent's score: the keys of `reward` that an agent may have values of its own for."""
@@ -55,7 +79,7 @@ class RewardWeightsConfig:
 class RewardConfig(RewardWeightsConfig):
     """How responses become scores."""
 
-    kind: RewardKind  # exact_match | function | grid | gsm8k | number | environment
+    kind: RewardKind  # what scores responses; the options of this group
     credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
     processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
@@ -81,6 +105,10 @@ class FunctionRewardConfig(RewardConfig):
 
     function: Name | None  # path.py:function or module:function
     whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
+    per_sample: bool  # it is called for every row by itself: function(example, responses) returns a number, or a dict
+    concurrency: PositiveInt | None  # rows at once, of async calls or in processes; null = 16 of async calls, 1 process
+    process: bool  # it is called in a process of its own, which can be killed
+    timeout_s: PositiveFloat | None  # a call that takes longer has failed; needs process=true, or an async function
 
 
 @dataclass
@@ -109,3 +137,67 @@ class NumberRewardConfig(RewardConfig):
 @dataclass
 class EnvironmentRewardConfig(RewardConfig):
     """What a world pays as it goes."""
+
+
+@dataclass
+class LengthRewardConfig(RewardConfig):
+    """Whether responses are as long as they should be."""
+
+    unit: LengthUnit  # what is counted: characters | words | tokens (of the response, its end included)
+    low: NonNegativeInt  # from here on responses are long enough
+    high: NonNegativeInt | None  # up to here they are short enough; null = there is no limit
+    margin: NonNegativeInt  # outside, the reward falls from 1 to 0 over this many; 0 = at once
+
+
+@dataclass
+class FormatRewardConfig(RewardConfig):
+    """Whether responses have a form."""
+
+    pattern: Name | None  # regular expression that a whole response must match; `.` stands for line ends too
+
+
+@dataclass
+class MathRewardConfig(RewardConfig):
+    """Whether a response's answer equals the reference answer as mathematics, told by math-verify."""
+
+    workers: PositiveInt | None  # processes per rank that compare answers; null = one per core of the rank
+    timeout_s: PositiveFloat  # a comparison that takes longer is killed, and the row has failed
+
+
+@dataclass
+class CodeRunConfig(RewardConfig):
+    """Programs that models write, tested in a sandbox; fields of an example stand in braces."""
+
+    sandbox: Sandbox  # where programs run: none (refused) | bwrap (no network, no files) | unsafe_local (as you)
+    workers: PositiveInt | None  # programs tested at once per rank; null = one per core of the rank
+    timeout_s: PositiveFloat  # seconds on the wall that all tests of a program may take together
+    prompt: str  # what stands before a response in its program, such as imports; '' = nothing
+    test: str  # tests: a function check(candidate), or assert statements
+    entry_point: str  # the name of the function under test
+
+
+@dataclass
+class CodeRewardConfig(CodeRunConfig):
+    """Whether the program of a response passes its tests."""
+
+    match: TestMatch  # all (1 where every test is passed) | share (of tests that are passed); both are reported
+
+
+@dataclass
+class CodePairRewardConfig(CodeRunConfig):
+    """Two agents write one program, the first one a helper, the second one what calls it; the weights are of stages."""
+
+    helper: Name  # the name of the helper function
+    parses: NonNegativeFloat  # of texts that are Python
+    defines: NonNegativeFloat  # of texts that define their function
+    calls: NonNegativeFloat  # of calling the helper and using what it returns
+    tests: NonNegativeFloat  # of the share of tests that are passed
+
+
+@dataclass
+class MixRewardConfig(RewardConfig):
+    """A weighted sum of other rewards."""
+
+    parts: dict[str, Any]  # by name, what it is made of: {kind: length, high: 200}, with other keys as that option has
+    weights: dict[str, float]  # by the same names; 1 where a name is missing
+    normalize: list[str]  # parts that are counted in deviations from their mean over the valid rows of the buffer

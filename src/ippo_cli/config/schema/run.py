@@ -51,9 +51,15 @@ class CheckpointConfig:
 
     every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
     every_seconds: PositiveFloat | None  # seconds since the last one that make one due as well; null = no number does
+    must_save_by: (
+        str | None
+    )  # auto (the end of the SLURM job) | null | seconds from the start | a time: saves before it
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
+    reshard: (
+        bool  # go on with another number of processes than wrote the checkpoint; equal up to rounding, not to the bit
+    )
     optimizer: bool  # keep optimizer states; without them a checkpoint is smaller and a resume starts optimizers anew
 
 
@@ -62,7 +68,10 @@ class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
-    seed: Seed  # seed of the sampled evaluation
+    size: PositiveInt | None  # at most so many of the held-out rows, drawn by evaluation.seed; null = all
+    seed: Seed  # seed of the sampled evaluation, and of intervals
+    sampled: bool  # sample responses as in training
+    num_generations: PositiveInt  # sampled responses per held-out row; above 1 with pass@k
     greedy: bool  # also decode greedily
 
 

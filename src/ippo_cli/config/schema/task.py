@@ -24,6 +24,14 @@ class TaskKind(str, Enum):
     environment = "environment"
 
 
+PROTOCOLS = ("parallel", "sequential", "dialogue")  # those that are not of the user's own
+
+
+class TooLong(str, Enum):
+    error = "error"
+    drop = "drop"
+
+
 Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or nothing
 
 
@@ -69,6 +77,15 @@ class JsonlConfig(ConversationConfig):
     eval: Data  # held-out rows, from the same
     eval_split: str  # split of a hub dataset
     eval_size: PositiveInt | None  # use only the first rows; null = all
+    eval_share: Annotated[
+        float | None, Range(0.0, 1.0, open_low=True, open_high=True)
+    ]  # of train, held out; null = eval
+    weights: Data  # of several sources in train: their shares of the prompts; null = as many as there are rows
+    columns: dict[str, Any]  # fields by column: {question: problem}; of several the first that is there; a.b.0 = inside
+    map: str | None  # path.py:function that makes an example of a row; None of it leaves the row out
+    filter: str | None  # rows that are kept: an expression of Jinja's such as level == 'easy', or path.py:function
+    too_long: TooLong  # rows whose prompt has more than rollout.max_prompt_tokens: error | drop (counted, and told)
+    streaming: bool  # fetch no more than the first train_size and eval_size rows, and hold these in memory
     data_config: str | None  # configuration name of a hub dataset
     chat_template: bool | str  # through the tokenizer's chat template: auto (where there is one) | true | false
 

@@ -1,0 +1,68 @@
+"""`ippo-chat`: talk to an agent, or let a team answer a prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ippo_cli import __version__
+from ippo_cli.cli.configured import model_config, own_keys, run_config, yes_or_no
+from ippo_cli.cli.help import CHAT_HELP, asks_for_help, asks_for_version
+
+OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
+GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made
+PLAIN = ("task=jsonl", "task.agents.solo.template='{message}'", "task.eval=none")  # of a model that is no run's
+
+
+def main() -> NoReturn:
+    """Entry point; the exit codes are those of `ippo-train`."""
+    argv = sys.argv[1:]
+    if not argv or asks_for_help(argv):
+        print(CHAT_HELP, end="")
+        sys.exit(0)
+    if asks_for_version(argv):
+        print(f"ippo-chat {__version__}")
+        sys.exit(0)
+    from ippo_cli.cli.exits import guarded, leave
+
+    overrides = [text for text in argv if text.partition("=")[0] not in OWN]
+    leave(guarded(lambda: _chat(argv), overrides))
+
+
+def _chat(argv: list[str]) -> None:
+    from ippo_cli.config.errors import ConfigError
+
+    own, overrides = own_keys(argv, OWN)
+    if bool(own.get("run")) == bool(own.get("model")):
+        raise ConfigError(f"run={own.get('run', '')}", "or model= is needed, and not both", "say run=outputs/NAME/ID")
+    if "checkpoint" in own and "model" in own:
+        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
+    for text in overrides:
+        if not text.lstrip("+~").startswith(GROUPS):
+            raise ConfigError(
+                text, "can have no effect on a conversation", f"those that can: {' '.join((*OWN, *GROUPS))}"
+            )
+    greedy, raw, seed = yes_or_no(own, "greedy", False), yes_or_no(own, "raw", False), own.get("seed", "0")
+    if not seed.isdigit():
+        raise ConfigError(f"seed={seed}", "is no number from 0 on", "use seed=0")
+    if own.get("run"):
+        folder = Path(own["run"]).expanduser().absolute()
+        config = run_config(folder, own["run"], overrides, data=False)
+    else:
+        config = model_config(own["model"], [*PLAIN, *overrides], data=False)
+    from ippo_cli.config.teams import holders
+    from ippo_cli.training.chat import Talk, chat, typed_lines
+    from ippo_cli.training.evaluate_run import adapters_of, find_weights, models_of
+
+    if own.get("run"):
+        subject = find_weights(folder, own.get("checkpoint", "latest"), holders(config), adapters_of(config))
+    else:
+        subject = models_of(config)
+    agent = own.get("agent") or (next(iter(config.task.agents)) if len(config.task.agents) == 1 else None)
+    talk = Talk(seed=int(seed), greedy=greedy, raw=raw)
+    chat(config, subject, agent, talk, typed_lines(), lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What commands about trained weights share: their own keys apart from a run's, and a run's configuration today."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ippo_cli.config.schema import Config
+
+
+def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """What is typed for a command's own keys, and the overrides of a run beside them."""
+    from ippo_cli.cli.arguments import arguments
+    from ippo_cli.cli.flags import refuse_unknown
+
+    refuse_unknown(argv, own)
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if key in own and equals:
+            found[key] = value
+        else:
+            rest.append(text)
+    return found, arguments(rest)
+
+
+def names(text: str) -> list[str]:
+    """The names of a list, `[a,b]` or `a,b`."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
+
+
+def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
+    """A key that is true or false."""
+    from ippo_cli.config.errors import ConfigError
+
+    typed = own.get(key, str(default).lower())
+    if typed not in ("true", "false"):
+        raise ConfigError(f"{key}={typed}", "is neither true nor false", f"use {key}={str(not default).lower()}")
+    return typed == "true"
+
+
+def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
+    """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
+    from ippo_cli.cli.resume import refuse_changed, saved_overrides
+    from ippo_cli.config.errors import ResumeError
+
+    if not (folder / "config.yaml").is_file():
+        raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+    saved = saved_overrides(folder)
+    config = composed([*saved, *overrides], overrides, of_model=False, data=data)
+    refuse_changed(folder, saved, overrides)
+    if any(text.lstrip("+").startswith("task.eval_size=") for text in overrides):
+        _refuse_trained_examples(config, folder)
+    return config
+
+
+def model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
+    """The configuration of a model that is asked by every agent of a task."""
+    config = composed([*chosen(model), *overrides], overrides, of_model=True, data=data)
+    _refuse_made_locally(config)
+    return config
+
+
+def chosen(model: str) -> list[str]:
+    """The overrides that `model=` stands for."""
+    from ippo_cli.cli.arguments import arguments
+
+    return ["actor=full", *arguments([f"actor.model={model}"])]
+
+
+def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
+    """The configuration of these overrides, of which those typed now must have an effect."""
+    from ippo_cli.cli.arguments import with_one_search_path
+    from ippo_cli.cli.hub import settle_hub
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.evaluation import refuse_without_effect
+    from ippo_cli.config.files import check_own_files
+    from ippo_cli.config.load import compose_node, resolve, typed
+
+    combined = with_one_search_path(overrides)
+    check_own_files(combined)
+    node = compose_node(combined)  # first: what is no key at all is told as such
+    refuse_without_effect(typed_now, of_model=of_model)
+    config = typed(resolve(node))
+    check(config, 1, training=False)
+    settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
+    return config
+
+
+def _refuse_made_locally(config: Config) -> None:
+    """Raise `ConfigError` for an agent whose task file has it made by a run."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import TinyActorConfig
+
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig):
+            raise ConfigError(
+                f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
+                "is a model that a run makes, and model= is there already",
+                f"add task.agents.{name}.actor=full, or evaluate the run",
+            )
+
+
+def _refuse_trained_examples(config: Config, folder: Path) -> None:
+    """Of generated examples the first ones are held out, and the run was trained on those that follow."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.load import from_yaml
+    from ippo_cli.config.schema import JsonlConfig
+
+    task, trained = config.task, from_yaml(folder / "config.yaml").task
+    if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
+        return
+    wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)
+    if wanted > held_out:
+        raise ConfigError(
+            f"task.eval_size={wanted}", "would reach into what the run was trained on", f"use at most {held_out}"
+        )

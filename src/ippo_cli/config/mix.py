@@ -1,0 +1,51 @@
+"""The parts of `reward=mix`: each has the keys of its own kind, and the mix's what all rewards have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import MixRewardConfig, RewardConfig, RewardKind
+
+Typed = Callable[[dict[str, Any], str], RewardConfig]
+COMMON = tuple(leaf.name for leaf in fields(RewardConfig))
+
+
+def complete_parts(reward: dict[str, Any], options: Path) -> None:
+    """Give each part of a mix, in place, what the option of its kind in this folder says of keys that it leaves out."""
+    if reward.get("kind") != RewardKind.mix.value:
+        return
+    reward["parts"] = {name: _complete(name, part, options) for name, part in reward["parts"].items()}
+
+
+def typed_parts(mix: MixRewardConfig, typed: Typed) -> dict[str, RewardConfig]:
+    """Each part as a reward of its kind; what all rewards have is the mix's."""
+    common = {name: getattr(mix, name) for name in COMMON if name != "kind"}
+    common["processor"] = list(mix.processor)
+    parts: dict[str, RewardConfig] = {}
+    for name, part in mix.parts.items():
+        where = f"reward.parts.{name}"
+        if not isinstance(part, Mapping) or "kind" not in part:
+            raise ConfigError(where, "does not say which reward it is", "write {kind: length, high: 200}")
+        if idle := [key for key in part if key in common]:
+            raise ConfigError(f"{where}.{idle[0]}", "is what the whole mix has", f"set reward.{idle[0]}")
+        parts[name] = typed({**common, **part}, where)
+    return parts
+
+
+def _complete(name: str, part: Any, options: Path) -> Any:
+    kind = part.get("kind") if isinstance(part, Mapping) else None
+    where = f"reward.parts.{name}"
+    known = [member.value for member in RewardKind if member is not RewardKind.mix]
+    if kind is None:
+        raise ConfigError(where, "does not say which reward it is", "write {kind: length, high: 200}")
+    if kind not in known:
+        raise ConfigError(f"{where}.kind={kind}", "is no reward that can be a part", f"use one of {' '.join(known)}")
+    option = OmegaConf.to_container(OmegaConf.load(options / f"{kind}.yaml"))
+    assert isinstance(option, dict)
+    return {key: value for key, value in option.items() if key != "defaults" and key not in COMMON} | {**part}

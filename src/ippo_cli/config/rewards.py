@@ -1,0 +1,219 @@
+"""Rules of single rewards: what their keys need, and what they ask of a task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.reward_weights import check_reward_weights
+from ippo_cli.config.schema import (
+    PROTOCOLS,
+    Advantage,
+    CodePairRewardConfig,
+    CodeRunConfig,
+    Config,
+    ConversationConfig,
+    CreditAssignment,
+    EnvironmentRewardConfig,
+    ExactMatchConfig,
+    FormatRewardConfig,
+    FunctionRewardConfig,
+    GridConfig,
+    GridRewardConfig,
+    Gsm8kRewardConfig,
+    LengthRewardConfig,
+    MathRewardConfig,
+    MixRewardConfig,
+    NumberRewardConfig,
+    Processor,
+    RewardConfig,
+    Sandbox,
+    WorldConfig,
+)
+
+SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local where nothing can be lost"
+
+
+def rewards_of(config: Config) -> Iterator[tuple[str, Config]]:
+    """The run's reward, or each part of a mix in its place; and what its keys begin with."""
+    if isinstance(config.reward, MixRewardConfig):
+        for name, part in config.reward.parts.items():
+            yield f"reward.parts.{name}", replace(config, reward=part)
+    else:
+        yield "reward", config
+
+
+def check_rewards(config: Config) -> None:
+    """Raise `ConfigError` for a reward that cannot work as it is set, or with this task."""
+    if isinstance(config.reward, MixRewardConfig):
+        _check_mix(config, config.reward)
+    _check_reward(config)
+    _check_reward_batches(config)
+    for where, own in rewards_of(config):
+        _check_keys(own.reward, where)
+        _check_task_of(own, where)
+        _check_reward_of_task(own)
+
+
+def whole_batch(reward: RewardConfig) -> bool:
+    """Whether its numbers compare the rows of a batch."""
+    parts = reward.parts.values() if isinstance(reward, MixRewardConfig) else [reward]
+    return any(isinstance(part, FunctionRewardConfig) and part.whole_batch for part in parts)
+
+
+def _check_keys(reward: RewardConfig, where: str) -> None:
+    if isinstance(reward, FunctionRewardConfig) and reward.per_sample and reward.whole_batch:
+        raise ConfigError(
+            f"{where}.per_sample=true", f"calls it row by row, and {where}.whole_batch=true rules that out", "set one"
+        )
+    if isinstance(reward, LengthRewardConfig):
+        _check_length(reward, where)
+    if isinstance(reward, FormatRewardConfig):
+        _check_pattern(reward, where)
+    if isinstance(reward, CodeRunConfig) and reward.sandbox is Sandbox.none:
+        raise ConfigError(f"{where}.sandbox=none", "runs nothing that a model wrote", f"set {SANDBOXES}")
+    if isinstance(reward, CodePairRewardConfig):
+        if not (reward.parses or reward.defines or reward.calls or reward.tests):
+            keys = " ".join(f"{where}.{key}=0" for key in ("parses", "defines", "calls", "tests"))
+            raise ConfigError(keys, "leave no reward", "set one of them")
+        if not reward.helper.isidentifier():
+            raise ConfigError(f"{where}.helper={reward.helper}", "is no name of a function", "use a name such as aux")
+
+
+def _check_length(reward: LengthRewardConfig, where: str) -> None:
+    if reward.high is None and not reward.low:
+        raise ConfigError(f"{where}.low=0 {where}.high=null", "allow every length", f"set {where}.high=200")
+    if reward.high is not None and reward.high < reward.low:
+        raise ConfigError(
+            f"{where}.low={reward.low} {where}.high={reward.high}", "are no interval", "set low to at most high"
+        )
+
+
+def _check_pattern(reward: FormatRewardConfig, where: str) -> None:
+    if reward.pattern is None:
+        raise ConfigError(f"{where}.pattern=null", "says of no form", f"set {where}.pattern='<think>.*</think>.*'")
+    try:
+        re.compile(reward.pattern)
+    except re.error as error:
+        raise ConfigError(f"{where}.pattern={reward.pattern}", "is no regular expression", str(error)) from error
+
+
+def _check_task_of(config: Config, where: str) -> None:
+    reward = config.reward
+    if isinstance(reward, MathRewardConfig | CodeRunConfig) and isinstance(config.task, WorldConfig):
+        raise ConfigError(
+            f"{where}.kind={reward.kind.value}",
+            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
+            "use reward=environment or reward=function",
+        )
+    if isinstance(reward, MathRewardConfig) and all(agent.answer is None for agent in config.task.agents.values()):
+        raise ConfigError(
+            f"task.agents.{next(iter(config.task.agents))}.answer=null",
+            f"leaves {reward.kind.value} nothing to compare with",
+            "give the reference answer as a template such as '{answer}'",
+        )
+    if isinstance(reward, CodePairRewardConfig) and len(config.task.agents) != 2:
+        raise ConfigError(
+            f"{where}.kind=code_pair",
+            f"is for two agents, and there are {len(config.task.agents)}",
+            "use task=code_pair, or reward=code",
+        )
+
+
+def _check_mix(config: Config, mix: MixRewardConfig) -> None:
+    if not mix.parts:
+        raise ConfigError(
+            "reward.parts={}",
+            "leaves no reward",
+            "name some: 'reward.parts={right: {kind: gsm8k}, brief: {kind: length}}'",
+        )
+    for name in mix.parts:
+        if not re.fullmatch(r"\w+", name):
+            raise ConfigError(f"reward.parts.{name}", "is used in metric names", "use letters, digits and '_'")
+    for key, named in (("weights", mix.weights), ("normalize", mix.normalize)):
+        if others := [name for name in named if name not in mix.parts]:
+            raise ConfigError(
+                f"reward.{key}", f"names {others[0]}, which is no part", f"there are {' '.join(mix.parts)}"
+            )
+    if idle := [name for name, weight in mix.weights.items() if not weight and name in mix.normalize]:
+        raise ConfigError(f"reward.normalize={mix.normalize}", f"names {idle[0]}, of weight 0", "leave it out")
+    if all(mix.weights.get(name, 1.0) == 0 for name in mix.parts):
+        raise ConfigError("reward.weights", "leave no reward", "set one of them")
+    credit = mix.credit_assignment is not CreditAssignment.none or mix.measure_credit_every
+    if mix.normalize and (credit or config.algorithm.advantage is Advantage.greedy_baseline):
+        what = "reward.credit_assignment" if credit else "algorithm.advantage=greedy_baseline"
+        raise ConfigError(
+            f"reward.normalize={mix.normalize}",
+            f"measures a buffer's scores by their own mean, and {what} compares with scores of other buffers",
+            "leave one of them out",
+        )
+
+
+def _check_reward(config: Config) -> None:
+    reward = config.reward
+    check_reward_weights(config)
+    if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
+        raise ConfigError(
+            f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",
+            "are no interval",
+            "set clip_low below clip_high",
+        )
+    for _, own in rewards_of(config):
+        _check_weights_and_names(own.reward)
+    if whole_batch(reward) and reward.reward_batch_rows:
+        raise ConfigError(
+            f"reward.reward_batch_rows={reward.reward_batch_rows}",
+            "asks about parts of a batch, and reward.whole_batch=true rules that out",
+            "set one of them to 0 or false",
+        )
+
+
+def _check_weights_and_names(reward: RewardConfig) -> None:
+    if isinstance(reward, NumberRewardConfig) and not (reward.right or reward.near or reward.bare):
+        raise ConfigError("reward.right=0 reward.near=0 reward.bare=0", "leave no reward", "set one of them")
+    if isinstance(reward, FunctionRewardConfig) and reward.function is None:
+        raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+
+
+def _check_reward_batches(config: Config) -> None:
+    reward = config.reward
+    if reward.reward_batch_rows and not (isinstance(config.task, ConversationConfig) and config.task.answers_once):
+        raise ConfigError(
+            f"reward.reward_batch_rows={reward.reward_batch_rows}",
+            "rewards rows while others are written, and rows of several turns end together",
+            "use 0, or task.protocol=parallel or sequential with task.num_turns=1",
+        )
+
+
+def _check_reward_of_task(config: Config) -> None:
+    """What a reward asks of the task."""
+    reward = config.reward
+    world = isinstance(config.task, WorldConfig)
+    own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
+    if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
+        raise ConfigError(
+            "reward.kind=environment",
+            f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
+            "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
+        )
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig | GridRewardConfig) and world:
+        raise ConfigError(
+            f"reward.kind={reward.kind.value}",
+            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
+            "use reward=environment or reward=function",
+        )
+    if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
+        raise ConfigError(
+            "reward.kind=grid",
+            "scores walks, and this task's examples have no grid to walk on",
+            "use task=probe_grid, or another reward",
+        )
+    answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
+    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig) and not answers:
+        raise ConfigError(
+            f"task.agents.{next(iter(config.task.agents))}.answer=null",
+            f"leaves {reward.kind.value} nothing to compare with",
+            "give the reference answer as a template such as '{answer}'",
+        )

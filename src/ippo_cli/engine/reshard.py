@@ -1,0 +1,174 @@
+"""Shards that another number of ranks wrote: whole parameters and optimizer states, parameter by parameter.
+
+DeepSpeed's universal checkpoints convert files with a program of their own, between ZeRO's stages alone; on one rank
+an engine here has none (`zero_config.effective_stage`). What a shard holds is little: fp32 values and the optimizer's
+tensors, flat, in the order of the parameters, each rank with its part. So they are read from the files as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VALUE = "value"  # beside the names of the optimizer's own tensors
+Whole = dict[str, Tensor]
+"""A parameter in fp32, flat, and what its optimizer keeps of it: flat as well, or one number such as `step`."""
+
+
+class Shards:
+    """What all ranks of another world wrote of one engine; read rank by rank, mapped from the files."""
+
+    def __init__(self, folder: Path, names: Sequence[str], read: Callable[[str], dict[str, Any]]) -> None:
+        """`names`: of the parameters that are trained, in the optimizer's order."""
+        self.names = names
+        models = sorted(folder.glob("*model_states.pt"), key=_rank)
+        files = sorted(folder.glob("*optim_states.pt"), key=_rank)
+        if not models:
+            raise FileNotFoundError(f"{folder}: no shards of an engine here")
+        self.model = read(str(models[0]))
+        self._parts = [read(str(file))["optimizer_state_dict"] for file in files]
+
+    @property
+    def module(self) -> Mapping[str, Tensor]:
+        """The module's state; of weights that were split only names are there."""
+        return self.model["module"]
+
+    def __iter__(self) -> Iterator[tuple[str, Whole]]:
+        """Every parameter by its name."""
+        if not self._parts:
+            yield from self._unsplit()
+        elif "param_slice_mappings" in self._parts[0]:
+            yield from self._sliced()
+        else:
+            yield from self._split()
+
+    def _unsplit(self) -> Iterator[tuple[str, Whole]]:
+        """Of stage 0: the torch optimizer's state as it is."""
+        states = self.model["optimizer"]["state"]
+        for number, name in enumerate(self.names):
+            yield name, {VALUE: self.module[name].flatten(), **_flat(states.get(number, {}))}
+
+    def _sliced(self) -> Iterator[tuple[str, Whole]]:
+        """Of stages 1 and 2: a group is one long row of parameters, and each rank has a stretch of it."""
+        for group in range(len(self._parts[0]["param_slice_mappings"])):
+            places = [part["param_slice_mappings"][group] for part in self._parts]
+            states = [part["base_optimizer_state"]["state"].get(group, {}) for part in self._parts]
+            values = [part["single_partition_of_fp32_groups"][group] for part in self._parts]
+            for name in dict.fromkeys(name for own in places for name in own):
+                slices = [(rank, own[name]) for rank, own in enumerate(places) if name in own]
+                ranges = [(rank, place.start, place.numel) for rank, place in slices]
+                yield name, _joined(values, states, ranges)
+
+    def _split(self) -> Iterator[tuple[str, Whole]]:
+        """Of stage 3: each parameter is split over all ranks, its end filled up."""
+        values = [torch.cat([group.flatten() for group in part["fp32_flat_groups"]]) for part in self._parts]
+        states = [_in_a_row(part["optimizer_state_dict"]["state"]) for part in self._parts]
+        shapes = {name: shape for group in self.model["param_shapes"] for name, shape in group.items()}
+        start = 0
+        for name, shape in shapes.items():
+            numel = int(torch.Size(shape).numel())
+            own = -(-numel // len(self._parts))
+            whole = _joined(values, states, [(rank, start, own) for rank in range(len(self._parts))])
+            yield name, {key: tensor if tensor.ndim == 0 else tensor[:numel] for key, tensor in whole.items()}
+            start += own
+
+
+def _rank(file: Path) -> int:
+    """`zero_pp_rank_12_mp_rank_00_optim_states.pt` -> 12."""
+    _, found, after = file.name.partition("pp_rank_")
+    return int(after.split("_")[0]) if found else 0
+
+
+def _flat(state: Mapping[str, Any]) -> Whole:
+    return {key: tensor.flatten() if tensor.ndim else tensor for key, tensor in state.items()}
+
+
+def _in_a_row(states: Mapping[int, Mapping[str, Tensor]]) -> Whole:
+    """The states of all of a rank's groups as those of one."""
+    keys = states[0] if states else {}
+    return {
+        key: torch.cat([states[group][key] for group in sorted(states)]) if keys[key].ndim else keys[key]
+        for key in keys
+    }
+
+
+def _joined(
+    values: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], ranges: Sequence[tuple[int, int, int]]
+) -> Whole:
+    """A parameter from (rank, start, length) of its parts."""
+    whole = {VALUE: torch.cat([values[rank].narrow(0, start, length) for rank, start, length in ranges])}
+    for key, first in states[ranges[0][0]].items():
+        parts = [states[rank][key].narrow(0, start, length) for rank, start, length in ranges if first.ndim]
+        whole[key] = torch.cat(parts) if parts else first
+    return whole
+
+
+@torch.no_grad()
+def restore(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Write what this rank holds of a module and its optimizer, both fresh; `zero`: what DeepSpeed drives, which at
+    stage 0 is the optimizer itself."""
+    buffers, params = dict(module.named_buffers()), dict(module.named_parameters())
+    for name in buffers.keys() & shards.module.keys():
+        buffers[name].copy_(shards.module[name])
+    missing = set(shards.names)
+    for name, whole in shards:
+        if name not in missing:
+            raise RuntimeError(f"the checkpoint holds another module: {name} is not trained here")
+        _put(params[name], whole, zero, optimizer, rank)
+        missing.remove(name)
+    if missing:
+        raise RuntimeError(f"the checkpoint holds another module: {len(missing)} names are missing")
+    if persistent := getattr(zero, "persistent_parameters", None):  # of stage 3, whole on every rank
+        persistent[0].partition(persistent)
+        persistent[0].all_gather(persistent)
+
+
+def _put(param: nn.Parameter, whole: Whole, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    if hasattr(param, "ds_tensor"):
+        _put_split(param, whole, zero, rank)
+        return
+    param.copy_(whole[VALUE].view(param.shape))
+    fragment = getattr(param, "_hp_mapping", None)
+    if fragment is not None:
+        of_param, of_group = fragment.lp_fragment_address, fragment.hp_fragment_address
+        part = {key: t.narrow(0, of_param.start, of_param.numel) if t.ndim else t for key, t in whole.items()}
+        fragment.hp_fragment.copy_(part.pop(VALUE))
+        flat = optimizer.param_groups[fragment.param_group_index]["params"][0]
+        for key, tensor in part.items():
+            _fill(optimizer.state[flat], key, tensor, flat, of_group.start)
+    elif zero is optimizer:  # stage 0; elsewhere this rank holds nothing else of it
+        for key, tensor in whole.items():
+            if key != VALUE:
+                _fill(optimizer.state[param], key, tensor, param, 0)
+
+
+def _fill(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, start: int) -> None:
+    """Write a stretch of one of the optimizer's tensors; those that it does not have yet are made."""
+    if not tensor.ndim:
+        state[key] = tensor.clone()
+        return
+    if key not in state:
+        state[key] = torch.zeros_like(like)
+    state[key].view(-1).narrow(0, start, len(tensor)).copy_(tensor)
+
+
+def _put_split(param: Any, whole: Whole, zero: Any, rank: int) -> None:
+    """The part of a parameter of stage 3 that this rank has."""
+
+    def part(tensor: Tensor, length: int) -> Tensor:
+        filled = nn.functional.pad(tensor, (0, max(0, length * (rank + 1) - len(tensor))))
+        return filled.narrow(0, length * rank, length)
+
+    value, group = zero._get_fp32_opt_state_partition(param, release_swap_buffers=False)
+    flat = zero.fp32_partitioned_groups_flat[group]
+    value.data.copy_(part(whole[VALUE], value.numel()))
+    param.ds_tensor.data.copy_(part(whole[VALUE], param.ds_tensor.numel()))
+    start = value.storage_offset() - flat.storage_offset()
+    for key, tensor in whole.items():
+        if key != VALUE:
+            own = part(tensor, value.numel()) if tensor.ndim else tensor
+            _fill(zero.optimizer.state[flat], key, own, flat, start)

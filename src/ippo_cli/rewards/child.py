@@ -1,0 +1,116 @@
+"""A process that calls one function whenever it is asked to: `python -P child.py REQUESTS ANSWERS PARENT`.
+
+It answers through a pipe of its own, so that whatever the function prints is no answer. It is told first where modules
+are found: until then it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, BinaryIO
+
+HEAD = struct.Struct(">Q")
+WATCH_S = 1.0
+
+
+def main(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Until the requests end: `(args, kwargs)` in, `(True, result)` or `(False, error)` out."""
+    setting = read(requests)
+    assert setting is not None
+    sys.path[:] = setting["path"]
+    from ippo_cli.config.errors import IppoError
+    from ippo_cli.tasks.user_code import load_function
+
+    try:
+        function = load_function(setting["function"], setting["key"])
+    except IppoError as error:
+        write(answers, (False, str(error)))
+        return
+    write(answers, (True, None))
+    while (request := read(requests)) is not None:
+        write(answers, answer_to(function, *request))
+
+
+def answer_to(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+    seed_for(args)
+    try:
+        return True, plain(function(*args, **kwargs))
+    except (Exception, SystemExit) as error:
+        from ippo_cli.rewards.located import located
+
+        return False, located(error)
+
+
+def seed_for(args: tuple[Any, ...]) -> None:
+    """Seed the global random streams from what is asked alone: whoever is asked the same draws the same."""
+    seed = int.from_bytes(hashlib.sha256(repr(args).encode(errors="replace")).digest()[:4], "big")
+    random.seed(seed)
+    for name, seeded in (("numpy", lambda numpy: numpy.random.seed(seed)), ("torch", lambda t: t.manual_seed(seed))):
+        if name in sys.modules:
+            seeded(sys.modules[name])
+
+
+def plain(value: Any) -> Any:
+    """The same as numbers, texts, lists and dicts, whatever kinds of arrays and numbers there are in it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
+        return {name: plain(part) for name, part in named.items() if not _is_default(part)}
+    if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
+        return plain(value.tolist())
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return [plain(part) for part in value]
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise TypeError(f"it returned {value!r:.60}, which is neither a number nor made of numbers")
+
+
+def _is_default(part: Any) -> bool:
+    return part is None or part is False or (isinstance(part, Mapping) and not part)
+
+
+def read(pipe: BinaryIO) -> Any:
+    """The next message; None where there is none any more."""
+    head = pipe.read(HEAD.size)
+    return pickle.loads(pipe.read(HEAD.unpack(head)[0])) if len(head) == HEAD.size else None
+
+
+def write(pipe: BinaryIO, message: Any) -> None:
+    pipe.write(packed(message))
+    pipe.flush()
+
+
+def packed(message: Any) -> bytes:
+    body = pickle.dumps(message)
+    return HEAD.pack(len(body)) + body
+
+
+def end_with(parent: int) -> None:
+    """End this process, and all that it started, when the one that started it is gone, whatever it is doing."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os.killpg(0, 9)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[3]))
+    try:
+        main(os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb"))
+    finally:
+        os.killpg(0, 9)  # nothing that the function started outlives it

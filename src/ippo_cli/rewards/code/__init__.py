@@ -1,0 +1,1 @@
+"""Programs that models write: run in a sandbox, judged outside of it."""

@@ -1,0 +1,132 @@
+"""Whether a program passes its tests. The tests run here, the program in a sandbox: what it does cannot reach them.
+
+Tests see the function under test as one of theirs; each call of it is a message to the sandbox, and what comes back is
+data of built-in kinds. This runs in a process that can be killed (`processes.py`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from ippo_cli.rewards.code.program import code_of, defines, parsed, uses, whole_program
+from ippo_cli.rewards.code.sandbox import Sandbox
+
+CHECK = "check"
+
+
+def judge(
+    texts: list[str], names: list[str], prompt: str, test: str, sandbox: str, timeout_s: float
+) -> dict[str, float | str]:
+    """What is to be said of a program that was written in one text, or a helper's and then the caller's.
+
+    `names` are the functions that the texts define, the last one under test. All numbers are from 0 to 1.
+    """
+    trees = [parsed(code_of(text)) for text in texts]
+    *_, name = names
+    program = whole_program(prompt, texts[-1], name)
+    parses = [tree is not None for tree in trees[:-1]] + [program is not None]
+    found = [defines(tree, own) for tree, own in zip(trees[:-1], names[:-1], strict=True)]
+    found.append(defines(parsed(program or ""), name))
+    said: dict[str, float | str] = {"parses": _share(parses), "defines": _share(found), "share": 0.0, "passed": 0.0}
+    if len(texts) > 1:
+        said["calls"] = float(uses(parsed(program or ""), name, names[0]))
+    if not all(parses) or not all(found):
+        return {**said, "why": "it does not parse" if not all(parses) else "a function is missing"}
+    assert program is not None
+    helpers = [code_of(text) for text in texts[:-1]]
+    tally = tested("\n\n".join([*helpers, program]), name, prompt, test, sandbox, timeout_s)
+    return {**said, "share": tally.share, "passed": float(tally.all_passed), "why": tally.why}
+
+
+@dataclass
+class Tally:
+    """How many assertions were passed."""
+
+    expected: int  # at least so many there are
+    passed: int = 0
+    failed: int = 0
+    why: str = ""
+
+    @property
+    def all_passed(self) -> bool:
+        return self.passed > 0 and not self.failed
+
+    @property
+    def share(self) -> float:
+        return self.passed / max(self.expected, self.passed + self.failed, 1)
+
+    def note_passed(self) -> None:
+        self.passed += 1
+
+    def note_failed(self, error: BaseException) -> None:
+        self.failed += 1
+        self.why = self.why or f"{type(error).__name__}: {error}"[:200]
+
+
+def tested(program: str, entry_point: str, prompt: str, test: str, kind: str, timeout_s: float) -> Tally:
+    """Run the tests. Raises what is wrong with them, or with the sandbox; what is wrong with the program is counted."""
+    tests, expected = _counting(test)
+    tally = Tally(expected=expected)
+    sandbox = Sandbox(kind, timeout_s)
+    try:
+        sandbox.load(program, entry_point)
+    except Exception as error:
+        tally.note_failed(error)
+        return tally
+    else:
+        _run(tests, sandbox, entry_point, prompt, tally)
+    finally:
+        sandbox.close()
+    if not tally.passed + tally.failed:
+        raise ValueError("its tests assert nothing")
+    return tally
+
+
+def _run(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt: str, tally: Tally) -> None:
+    namespace = _of_prompt(prompt)
+    namespace |= {entry_point: sandbox.ask, "__passed": tally.note_passed, "__failed": tally.note_failed}
+    random.seed(0)
+    try:
+        exec(compile(tests, "tests", "exec"), namespace)
+        if callable(namespace.get(CHECK)):
+            namespace[CHECK](sandbox.ask)
+    except Exception as error:  # outside of an assertion: there the tests end
+        tally.note_failed(error)
+    if sandbox.failure is not None and not tally.failed:  # the tests looked away
+        tally.note_failed(sandbox.failure)
+
+
+def _of_prompt(prompt: str) -> dict[str, Any]:
+    """What the prompt defines beside the function under test: tests may use it, and it is no model's."""
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    if (tree := parsed(prompt)) is not None:
+        exec(compile(tree, "prompt", "exec"), namespace)
+    return namespace
+
+
+def _counting(test: str) -> tuple[ast.Module, int]:
+    """The tests with every assertion counted instead of being the last one if it fails; and how many there are."""
+    counting = _Counting()
+    tree = counting.visit(ast.parse(test))
+    return ast.fix_missing_locations(tree), counting.number
+
+
+class _Counting(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.number = 0
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        if isinstance(node.test, ast.Constant):  # `assert True` says nothing
+            return ast.Pass()
+        self.number += 1
+        counted = ast.parse("try:\n pass\n __passed()\nexcept Exception as __error:\n __failed(__error)").body[0]
+        assert isinstance(counted, ast.Try)
+        counted.body[0] = node
+        return counted
+
+
+def _share(held: list[bool]) -> float:
+    return sum(held) / len(held)

@@ -1,0 +1,111 @@
+"""`reward=code` and `reward=code_pair`: programs are tested in a sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import CodePairRewardConfig, CodeRewardConfig, CodeRunConfig, Sandbox, TestMatch
+from ippo_cli.engine import distributed
+from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.rewards.code.sandbox import START_S, probe
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.types import Example
+
+STAGES = ("parses", "defines", "calls", "tests")
+
+
+class CodeReward:
+    """1 where the program of an agent's response passes all its tests, or the share that it passes (`match`).
+
+    A response is a program that defines the function, in fences or not, or what follows the prompt. Parts, means over
+    the agents: `parses`, `defines`, `share` (of tests that are passed), `passed` (all of them). The team's reward is
+    the mean over its agents, each with a program of its own.
+    """
+
+    def __init__(self, config: CodeRewardConfig) -> None:
+        self.config = config
+        self._judges = _judges(config)
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        calls = [
+            _call(self.config, example, [texts[row]], [])
+            for texts in responses.values()
+            for row, example in enumerate(examples)
+        ]
+        said = self._judges.call(calls)
+        judged = {
+            name: said[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
+        }
+        return gathered([self._row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))])
+
+    def close(self) -> None:
+        self._judges.close()
+
+    def _row(self, said: dict[str, Any]) -> Row | Exception:
+        for one in said.values():
+            if isinstance(one, Exception):
+                return one
+        score = "passed" if self.config.match is TestMatch.all else "share"
+        means = {
+            part: sum(one[part] for one in said.values()) / len(said)
+            for part in ("parses", "defines", "share", "passed")
+        }
+        return {"team": means[score], "agent": {name: one[score] for name, one in said.items()}, "parts": means}
+
+
+class CodePairReward:
+    """The weighted sum of stages of a program by two agents: the first writes a helper function, the second its caller.
+
+    `parses` and `defines` are the share of the two texts that do, `calls` is whether the caller uses what the helper
+    returns, `tests` the share of tests that are passed. They open one after another: of a program that does not parse
+    nothing else counts, of one that lacks a function no call, and no test.
+    """
+
+    def __init__(self, config: CodePairRewardConfig) -> None:
+        self.config = config
+        self._judges = _judges(config)
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        helper, caller = responses.values()
+        calls = [
+            _call(self.config, example, [first, second], [self.config.helper])
+            for example, first, second in zip(examples, helper, caller, strict=True)
+        ]
+        return gathered([self._row(said) for said in self._judges.call(calls)])
+
+    def close(self) -> None:
+        self._judges.close()
+
+    def _row(self, said: Any) -> Row | Exception:
+        if isinstance(said, Exception):
+            return said
+        stages = {"parses": said["parses"], "defines": 0.0, "calls": 0.0, "tests": 0.0}
+        if stages["parses"] == 1:
+            stages["defines"] = said["defines"]
+        if stages["defines"] == 1:
+            stages |= {"calls": said["calls"], "tests": said["share"]}
+        weights = {stage: getattr(self.config, stage) for stage in STAGES}
+        team = sum(weights[stage] * stages[stage] for stage in STAGES) / sum(weights.values())
+        return {"team": team, "parts": {**stages, "passed": said["passed"]}}
+
+
+def _call(config: CodeRunConfig, example: Example, texts: list[str], helpers: list[str]) -> Any:
+    entry_point = render_template(config.entry_point, example, "reward.entry_point")
+    prompt = render_template(config.prompt, example, "reward.prompt")
+    test = render_template(config.test, example, "reward.test")
+    return (texts, [*helpers, entry_point], prompt, test, config.sandbox.value, config.timeout_s), {}
+
+
+def _judges(config: CodeRunConfig) -> Processes:
+    """Processes that run tests; `PreflightError` where programs cannot run in this sandbox here."""
+    if config.sandbox is not Sandbox.none and (reason := probe(config.sandbox.value)) is not None:
+        raise PreflightError(f"reward.sandbox={config.sandbox.value}: {reason}")
+    workers = config.workers or cores_per_rank(os.environ, distributed.world_size())
+    return Processes("ippo_cli.rewards.code.judge:judge", "reward.kind", workers, config.timeout_s + START_S)

@@ -1,0 +1,277 @@
+"""Where a program runs, and how it is spoken with: bubblewrap, or none for those who say so. Imports no torch."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.rewards.code.runner import MOST_BYTES, decoded, encoded
+from ippo_cli.rewards.code.seccomp import seccomp_filter
+
+RUNNER = Path(__file__).with_name("runner.py")
+BWRAP, LOCAL = "bwrap", "unsafe_local"
+START_S = 30.0
+TMP_BYTES = 2**24
+NOBODY = "65534"
+
+
+class SandboxUnavailable(Exception):
+    """The sandbox could not be started: this says nothing about the program."""
+
+
+class ProgramFailed(Exception):
+    """The program ended, took too long, or answered something odd; it is not asked any more."""
+
+
+class Sandbox:
+    """One program in one new process, spoken with by lines of JSON until `close`.
+
+    `ask` returns what the program's function returns, as built-in data, and raises an error like its own.
+    """
+
+    def __init__(self, kind: str, timeout_s: float) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ippo-") if kind == LOCAL else None
+        self._buffer = b""
+        self._broken: ProgramFailed | None = None
+        self._process, self._deadline = _started(kind, self._folder), time.monotonic() + START_S
+        try:
+            if self._line() != {"ready": True}:
+                raise ProgramFailed("it is not ready")
+        except ProgramFailed as error:
+            self.close()
+            raise SandboxUnavailable(f"{kind} did not start ({error})") from None
+        self._deadline = time.monotonic() + timeout_s
+
+    @property
+    def failure(self) -> ProgramFailed | None:
+        """Why the program is not asked any more."""
+        return self._broken
+
+    def load(self, program: str, entry_point: str) -> None:
+        """Define what the program defines."""
+        self._exchange({"program": program, "entry_point": entry_point})
+
+    def ask(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._exchange({"call": encoded((args, kwargs))})
+
+    def close(self) -> None:
+        """Kill it, with all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _exchange(self, request: dict[str, Any]) -> Any:
+        if self._broken is not None:
+            raise self._broken
+        nonce = secrets.token_hex(8)
+        try:
+            self._send(json.dumps({"nonce": nonce, **request}).encode() + b"\n")
+            answer = self._line()
+            if not isinstance(answer, dict) or answer.pop("nonce", None) != nonce:
+                raise ProgramFailed("it answered what it was not asked")
+            if set(answer) == {"error", "message"}:
+                name, message = answer["error"], answer["message"]
+            elif set(answer) <= {"value"}:
+                return decoded(answer.get("value"))
+            else:
+                raise ProgramFailed("its answer is odd")
+        except ProgramFailed as error:
+            self._broken = error
+            raise
+        except Exception as error:  # data that cannot be decoded
+            self._broken = ProgramFailed(f"its answer is odd ({type(error).__name__})")
+            raise self._broken from None
+        raise _like(name, message)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        number = self._process.stdin.fileno()
+        os.set_blocking(number, False)
+        while data:
+            self._await(number, select.POLLOUT)
+            try:
+                data = data[os.write(number, data) :]
+            except OSError:
+                raise ProgramFailed("it ended") from None
+
+    def _line(self) -> Any:
+        assert self._process.stdout is not None
+        number = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            self._await(number, select.POLLIN)
+            chunk = os.read(number, MOST_BYTES)
+            if not chunk:
+                raise ProgramFailed("it ended")
+            self._buffer += chunk
+            if len(self._buffer) > MOST_BYTES:
+                raise ProgramFailed(f"it wrote more than {MOST_BYTES} bytes")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        if self._buffer:
+            raise ProgramFailed("it answered more than it was asked")
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise ProgramFailed("its answer is odd") from None
+
+    def _await(self, number: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(number, event)
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise ProgramFailed("it took too long")
+
+
+def command(kind: str, rules: int = -1) -> list[str]:
+    """The command line of a runner; `rules` is the pipe that bwrap reads the filter of system calls from."""
+    python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
+    if kind == LOCAL:
+        return [*python, str(RUNNER)]
+    found = shutil.which(BWRAP)
+    if found is None:
+        raise SandboxUnavailable(f"{BWRAP} is not installed")
+    return [found, *_walls(), "--seccomp", str(rules), *_visible(), "--", *python, "/runner.py"]
+
+
+def _walls() -> list[str]:
+    return [
+        "--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox",
+        "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin",
+    ]  # fmt: skip
+
+
+def _visible() -> list[str]:
+    """The files that there are: none of anybody's but the interpreter's and the system's libraries."""
+    shown: list[str] = []
+    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
+        if Path(folder).is_dir():
+            shown += ["--ro-bind", folder, folder]
+    for folder in ("/lib", "/lib64"):
+        if Path(folder).is_symlink():
+            shown += ["--symlink", os.readlink(folder), folder]
+        elif Path(folder).is_dir():
+            shown += ["--ro-bind", folder, folder]
+    if Path("/etc/ld.so.cache").is_file():
+        shown += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    for part in _interpreter():
+        shown += ["--ro-bind", part, part]
+    for device in ("null", "zero", "urandom"):
+        shown += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    return [
+        *shown, "--ro-bind", str(RUNNER), "/runner.py",
+        "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/",
+    ]  # fmt: skip
+
+
+def _interpreter() -> Sequence[str]:
+    """Its program, its shared library's folder and its standard library; no packages beside them are imported (-S)."""
+    prefix = Path(sys.base_prefix).resolve()
+    program = os.path.realpath(sys.executable)
+    if prefix == Path("/usr"):
+        return [program]
+    return [program, *(str(prefix / name) for name in ("lib", "lib64") if (prefix / name).is_dir())]
+
+
+def _started(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -> subprocess.Popen[bytes]:
+    """The process, in a session of its own."""
+    environment, where = {"PATH": "/usr/bin:/bin"}, None if folder is None else folder.name
+    with contextlib.ExitStack() as pipes:
+        rules = pipes.enter_context(_rules()) if kind == BWRAP else -1
+        try:
+            return subprocess.Popen(
+                command(kind, rules),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                cwd=where,
+                pass_fds=() if rules < 0 else (rules,),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise SandboxUnavailable(f"{kind} cannot be started ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def _rules() -> Iterator[int]:
+    """The filter of system calls, to be read from a pipe."""
+    rules = seccomp_filter()
+    if rules is None:
+        raise SandboxUnavailable("the system calls of this kind of processor are not known")
+    read, write = os.pipe()
+    try:
+        os.write(write, rules)
+        os.close(write)
+        yield read
+    finally:
+        os.close(read)
+
+
+def _like(name: Any, message: Any) -> Exception:
+    """An error of a built-in kind of that name; others are `RuntimeError`."""
+    kind = getattr(builtins, name, None) if isinstance(name, str) else None
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with contextlib.suppress(Exception):
+            return kind(str(message))
+    return RuntimeError(f"{name}: {message}")
+
+
+def probe(kind: str) -> str | None:
+    """Why programs cannot run in this kind of sandbox here, and what would help; None where they can."""
+    if kind == BWRAP and shutil.which(BWRAP) is None:
+        return "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
+    try:
+        sandbox = Sandbox(kind, START_S)
+    except SandboxUnavailable as error:
+        return f"{error}; {_fix(_complaint()) if kind == BWRAP else 'mend the interpreter'}"
+    try:
+        sandbox.load("def twice(x): return 2 * x", "twice")
+        return None if sandbox.ask(21) == 42 else "a program answered wrongly"
+    except ProgramFailed as error:
+        return f"a program that does nothing failed ({error})"
+    finally:
+        sandbox.close()
+
+
+def _complaint() -> str:
+    """What bwrap says about the same walls."""
+    try:
+        with _rules() as rules:
+            tried = subprocess.run(
+                command(BWRAP, rules), stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, pass_fds=(rules,)
+            )
+    except (OSError, SandboxUnavailable, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return tried.stderr.decode(errors="replace").strip()
+
+
+def _fix(complaint: str) -> str:
+    said = f"bwrap says: {complaint.splitlines()[-1] if complaint else 'nothing'}"
+    if "size" in complaint and "option" in complaint:
+        return f"{said}; bubblewrap 0.7 or newer is needed"
+    if "uid map" in complaint or "namespace" in complaint or "not permitted" in complaint:
+        return (
+            f"{said}; unprivileged user namespaces are off: sysctl -w kernel.unprivileged_userns_clone=1 "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (those that there are), or in a container start it with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+        )
+    return said

@@ -1,0 +1,43 @@
+"""`reward=length`: whether responses are as long as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ippo_cli.config.schema import LengthUnit
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.rows import mean_rows
+from ippo_cli.types import Completion, Episode
+
+
+class LengthReward:
+    """1 from `low` to `high`, falling to 0 over `margin` outside; of all that an agent said in an episode.
+
+    With low 10, high 20 and margin 4 a response of 22 earns 1/2, one of 24 or of 6 nothing. The team's reward is the
+    mean over its agents, the part `length` their mean length.
+    """
+
+    def __init__(self, agents: Sequence[str], unit: LengthUnit, low: int, high: int | None, margin: int) -> None:
+        self.agents, self.unit, self.low, self.high, self.margin = list(agents), unit, low, high, margin
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        lengths = {
+            name: [sum(_length(turn.completion, self.unit) for turn in one.of(name)) for one in episodes]
+            for name in self.agents
+        }
+        own = {name: [self.worth(length) for length in numbers] for name, numbers in lengths.items()}
+        return Reward(team=mean_rows(own.values()), agent=own, parts={"length": mean_rows(lengths.values())})
+
+    def worth(self, length: int) -> float:
+        beyond = max(self.low - length, 0 if self.high is None else length - self.high, 0)
+        return max(0.0, 1.0 - beyond / self.margin) if self.margin else float(beyond == 0)
+
+
+def _length(said: Completion, unit: LengthUnit) -> int:
+    match unit:
+        case LengthUnit.tokens:
+            return len(said.ids)
+        case LengthUnit.words:
+            return len(said.text.split())
+        case LengthUnit.characters:
+            return len(said.text)

@@ -1,0 +1,63 @@
+"""`reward=math`: whether a response's answer equals the reference answer as mathematics, told by math-verify."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.engine import distributed
+from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.types import Example
+
+COMPARE = "ippo_cli.rewards.math_verify_call:compare"
+
+
+class MathReward:
+    """1 where a response's answer equals the agent's reference answer, else 0; the team's reward is the mean.
+
+    The part `found` is whether there is an answer at all, in `\\boxed{}`, between `$`, or as a number. A row whose
+    comparison takes longer than `timeout_s` has failed: it is asked about again, then counted, and never 0. Agents
+    without a reference answer share the team's reward.
+    """
+
+    def __init__(self, answers: Mapping[str, str], workers: int | None, timeout_s: float) -> None:
+        if find_spec("math_verify") is None:
+            raise PreflightError("reward.kind=math needs math-verify; pip install 'ippo-cli[math]'")
+        self.answers = answers
+        size = workers or cores_per_rank(os.environ, distributed.world_size())
+        self._processes = Processes(COMPARE, "reward.kind", size, timeout_s)
+
+    def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
+        calls = [
+            ((render_template(answer, example, f"task.agents.{name}.answer"), text), {})
+            for name, answer in self.answers.items()
+            for example, text in zip(examples, responses[name], strict=True)
+        ]
+        found = self._processes.call(calls)
+        rows = [dict(zip(self.answers, found[row :: len(examples)], strict=True)) for row in range(len(examples))]
+        return gathered([_row(said, list(responses)) for said in rows])
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
+def _row(said: Mapping[str, Any], agents: Sequence[str]) -> Row | Exception:
+    for one in said.values():
+        if isinstance(one, Exception):
+            return one
+    right = sum(one["right"] for one in said.values()) / len(said)
+    own = {name: said[name]["right"] if name in said else right for name in agents}
+    return {
+        "team": right,
+        "agent": own,
+        "parts": {"found": sum(one["found"] for one in said.values()) / len(said)},
+    }

@@ -1,0 +1,183 @@
+"""`reward=mix`: a weighted sum of other rewards, each asked, retried and logged by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ippo_cli.config.schema import MixRewardConfig
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import Numbers, Reward, RewardFunction, checked, close_reward
+from ippo_cli.rewards.retry import Answers
+from ippo_cli.types import Episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixPart:
+    """One of the rewards of a mix."""
+
+    reward: RewardFunction
+    weight: float
+    divisible: bool  # whether it may be asked about some of a batch's rows
+
+
+class MixReward:
+    """The sum of weight times number over the parts, of the team's numbers and of each agent's own.
+
+    What a part does not give counts nothing. A row has a number where every part has one; a part that failed is asked
+    again by itself. The log has each part's number by its name, before its weight, and its own parts below: `right`
+    and `right.strict`.
+    """
+
+    def __init__(self, parts: Mapping[str, MixPart], agents: Sequence[str], failure_budget: float) -> None:
+        self.parts, self.agents, self.failure_budget = dict(parts), list(agents), failure_budget
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        components: dict[str, Reward] = {}
+        failures: dict[int, Exception] = {}
+        for name, part in self.parts.items():
+            components[name], failure = self._asked(part, episodes)
+            if failure is not None:
+                valid = components[name].valid or ()
+                for row in (row for row, usable in enumerate(valid) if not usable and row not in failures):
+                    failures[row] = RuntimeError(f"{name}: {failure}").with_traceback(failure.__traceback__)
+        weights = {name: part.weight for name, part in self.parts.items()}
+        logged = {name: _shown(component, len(episodes)) for name, component in components.items()}
+        for name, component in components.items():
+            logged |= {f"{name}.{part}": list(numbers) for part, numbers in component.parts.items()}
+        return replace(
+            weighted_sum(components, weights), parts=logged, failures=failures, final=True, components=components
+        )
+
+    def close(self) -> None:
+        for part in self.parts.values():
+            close_reward(part.reward)
+
+    def _asked(self, part: MixPart, episodes: Sequence[Episode]) -> tuple[Reward, Exception | None]:
+        def ask(rows: list[int]) -> Reward:
+            asked = [episodes[row] for row in rows]
+            return checked(part.reward(asked), self.agents, asked)
+
+        most = (len(episodes) + 1) * distributed.world_size()
+        answers = Answers(ask=ask, divisible=part.divisible, spare=self.failure_budget * most)
+        answers.take(list(range(len(episodes))))
+        return answers.merged(self.agents, episodes), answers.failure
+
+
+def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
+    """Every kind of number of the components, weighed and added up; valid where all of them are."""
+    pairs = [(component, weights[name]) for name, component in components.items() if weights[name]]
+    kinds = {name: [(pick(one), weight) for one, weight in pairs] for name, pick in _PICKS.items()}
+    agents = list(dict.fromkeys(name for one, _ in pairs for name in (*one.agent, *one.agent_by_turn)))
+    return Reward(
+        team=_summed(kinds["team"]),
+        team_by_step=_summed(kinds["team_by_step"], _added_lists),
+        agent=_by_agent(agents, lambda name: _summed([(one.agent.get(name), weight) for one, weight in pairs])),
+        agent_by_turn=_by_agent(
+            agents, lambda name: _summed([(one.agent_by_turn.get(name), weight) for one, weight in pairs], _added_lists)
+        ),
+        valid=_all_valid(list(components.values())),
+    )
+
+
+def normalized_mix(rewards: Reward, config: MixRewardConfig, agents: Sequence[str], rows: int) -> Reward:
+    """The mix with the parts of `normalize` in deviations from their mean, over the valid rows of all ranks.
+
+    Collective. Of the team's numbers and of each agent's by themselves; where a part deviates by at most `norm_eps`,
+    its mean is subtracted alone. `parts` stay what they were.
+    """
+    components = dict(rewards.components)
+    for name in config.normalize:
+        components[name] = _normalized(components.get(name, Reward()), agents, rows, config.norm_eps)
+    if not rewards.components:  # no row of this rank has an answer
+        return rewards
+    again = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
+    own = {"team": again.team, "agent": again.agent, "team_by_step": again.team_by_step}
+    return replace(rewards, **own, agent_by_turn=again.agent_by_turn)
+
+
+def _normalized(part: Reward, agents: Sequence[str], rows: int, norm_eps: float) -> Reward:
+    valid = torch.tensor([True] * rows if part.valid is None else list(part.valid), dtype=torch.bool)
+    team, by_step = _standardized(part.team, part.team_by_step, rows, valid, norm_eps)
+    own = {
+        name: _standardized(part.agent.get(name), part.agent_by_turn.get(name), rows, valid, norm_eps)
+        for name in agents
+    }
+    return replace(
+        part,
+        team=team,
+        team_by_step=by_step,
+        agent={name: numbers for name, (numbers, _) in own.items() if numbers is not None},
+        agent_by_turn={name: numbers for name, (_, numbers) in own.items() if numbers is not None},
+    )
+
+
+def _standardized(
+    whole: Numbers | None, by_turn: Sequence[Numbers] | None, rows: int, valid: torch.Tensor, norm_eps: float
+) -> tuple[list[float] | None, list[list[float]] | None]:
+    """Numbers of rows and of their turns, divided by the deviation of the rows' totals; the mean is off the rows'."""
+    given = whole is not None or by_turn is not None
+    numbers = torch.tensor([0.0] * rows if whole is None else list(whole), dtype=torch.float64)
+    totals = numbers + torch.tensor([sum(row) for row in by_turn] if by_turn is not None else [0.0] * rows).double()
+    mean, variance = distributed.masked_moments(totals, valid & torch.isfinite(totals) & given)
+    if not given:
+        return None, None
+    deviation = float(variance.sqrt())
+    scale = 1.0 / deviation if deviation > norm_eps else 1.0
+    scaled = None if by_turn is None else [[number * scale for number in row] for row in by_turn]
+    return ((numbers - mean) * scale).tolist(), scaled
+
+
+def _shown(component: Reward, rows: int) -> list[float]:
+    """What the log says of a component: the team's number, or the mean of what agents have of their own."""
+    totals = [
+        [whole[row] if whole is not None else 0.0 for row in range(rows)]
+        if by_turn is None
+        else [(whole[row] if whole is not None else 0.0) + sum(by_turn[row]) for row in range(rows)]
+        for whole, by_turn in _pairs(component)
+    ]
+    return [sum(row) / len(row) for row in zip(*totals, strict=True)] if totals else [math.nan] * rows
+
+
+def _pairs(component: Reward) -> list[tuple[Numbers | None, Sequence[Numbers] | None]]:
+    if component.team is not None or component.team_by_step is not None:
+        return [(component.team, component.team_by_step)]
+    names = dict.fromkeys((*component.agent, *component.agent_by_turn))
+    return [(component.agent.get(name), component.agent_by_turn.get(name)) for name in names]
+
+
+def _added(left: float, right: float, weight: float) -> float:
+    return left + weight * right
+
+
+def _added_lists(left: Sequence[float] | float, right: Sequence[float], weight: float) -> list[float]:
+    before = [0.0] * len(right) if isinstance(left, float) else left
+    return [old + weight * new for old, new in zip(before, right, strict=True)]
+
+
+def _summed(pairs: Sequence[tuple[Any, float]], add: Callable[[Any, Any, float], Any] = _added) -> list[Any] | None:
+    """Row by row over what is given; None where nothing is."""
+    total: list[Any] | None = None
+    for numbers, weight in pairs:
+        if numbers is not None:
+            total = [add(old, new, weight) for old, new in zip(total or [0.0] * len(numbers), numbers, strict=True)]
+    return total
+
+
+def _by_agent(agents: Sequence[str], numbers_of: Callable[[str], list[Any] | None]) -> dict[str, list[Any]]:
+    return {name: numbers for name in agents if (numbers := numbers_of(name)) is not None}
+
+
+def _all_valid(components: Sequence[Reward]) -> list[bool] | None:
+    given = [component.valid for component in components if component.valid is not None]
+    return [all(row) for row in zip(*given, strict=True)] if given else None
+
+
+_PICKS: Mapping[str, Callable[[Reward], Any]] = {
+    "team": lambda reward: reward.team,
+    "team_by_step": lambda reward: reward.team_by_step,
+}

@@ -1,0 +1,237 @@
+"""Child processes that call a function: what takes too long is killed, what dies is started anew."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.rewards import child as child_program
+from ippo_cli.rewards.child import HEAD, packed
+
+CHILD = str(child_program.__file__)
+START_S = 120.0
+"""How long a process may take until it has imported its function."""
+SHOWN_BYTES = 2**16
+"""How much of what the processes print is passed on, for each batch of calls."""
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class CallFailed(RuntimeError):
+    """A call that raised, took too long, or ended its process."""
+
+
+class Processes:
+    """Up to `size` processes, started when they are needed, each with one call at a time.
+
+    A call that takes longer than `timeout_s` is killed, with all that its process started.
+    """
+
+    def __init__(self, function: str, key: str, size: int, timeout_s: float | None) -> None:
+        self.setting = {"function": function, "key": key}
+        self.size, self.timeout_s = size, timeout_s
+        self._idle: list[_Child] = []
+        self._busy: dict[_Child, int] = {}
+        self._printed = _Printed()
+
+    def call(self, calls: Sequence[Call]) -> list[Any]:
+        """What each call returned, or the `CallFailed` that came of it, in the order of the calls."""
+        results: list[Any] = [None] * len(calls)
+        waiting = deque(range(len(calls)))
+        self._printed.begin()
+        try:
+            self._start(min(self.size, len(calls)))
+            while waiting or self._busy:
+                while waiting and len(self._busy) < self.size:
+                    self._give(waiting.popleft(), calls, results)
+                self._await(results)
+        finally:  # who leaves in the middle leaves nothing that would answer later
+            for child in self._busy:
+                child.kill()
+            self._busy.clear()
+        return results
+
+    def close(self) -> None:
+        """End the processes."""
+        for child in (*self._idle, *self._busy):
+            child.kill()
+        self._idle.clear()
+        self._busy.clear()
+        self._printed.close()
+
+    def _start(self, number: int) -> None:
+        """All at once: importing takes them seconds."""
+        new = [_Child(self.setting, self._printed.target) for _ in range(number - len(self._idle))]
+        self._idle += new
+        try:
+            for child in new:
+                child.await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _give(self, index: int, calls: Sequence[Call], results: list[Any]) -> None:
+        if not self._idle:
+            self._start(1)
+        child = self._idle.pop()
+        self._busy[child] = index
+        try:
+            child.ask(calls[index], self.timeout_s)
+        except OSError:
+            self._failed(child, results, "its process ended before it was asked")
+
+    def _await(self, results: list[Any]) -> None:
+        """Until some call has ended, one way or another."""
+        deadlines = [child.deadline for child in self._busy if child.deadline is not None]
+        patience = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
+        poll = select.poll()
+        children = {child.answers: child for child in self._busy}
+        for number in children:
+            poll.register(number, select.POLLIN)
+        ready = poll.poll(None if patience is None else patience * 1000 + 1)
+        for number, _ in ready:
+            self._receive(children[number], results)
+        now = time.monotonic()
+        for child in [child for child in self._busy if child.deadline is not None and child.deadline <= now]:
+            self._failed(child, results, f"it took longer than {self.timeout_s:g} s")
+
+    def _receive(self, child: _Child, results: list[Any]) -> None:
+        try:
+            answer = child.received()
+        except EOFError:
+            self._failed(child, results, f"it ended its process ({child.how_it_ended()})")
+            return
+        if answer is not None:
+            well, value = answer
+            results[self._busy.pop(child)] = value if well else CallFailed(value)
+            self._idle.append(child)
+
+    def _failed(self, child: _Child, results: list[Any], why: str) -> None:
+        results[self._busy.pop(child)] = CallFailed(why)
+        child.kill()
+
+
+class _Child:
+    """One process, and the pipes to and from it."""
+
+    def __init__(self, setting: Mapping[str, str], printed: int) -> None:
+        requests, self._requests = os.pipe()
+        self.answers, answers = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", CHILD, str(requests), str(answers), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(requests, answers),
+                start_new_session=True,  # signals to the run's group are not for it, and all of it can be killed
+            )
+        finally:
+            os.close(requests)
+            os.close(answers)
+        self.deadline: float | None = None
+        self._buffer = bytearray()
+        self._setting = {**setting, "path": list(sys.path)}
+
+    def await_ready(self) -> None:
+        with suppress(BrokenPipeError):
+            self._send(self._setting)
+        end = time.monotonic() + START_S
+        while (left := end - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self.answers, select.POLLIN)
+            if poll.poll(left * 1000):
+                try:
+                    answer = self.received()
+                except EOFError:
+                    break
+                if answer is not None:
+                    if not answer[0]:
+                        raise ConfigError(self._name(), "cannot be imported in a process of its own", answer[1])
+                    return
+        raise CallFailed(f"a process for {self._name()} did not start ({self.how_it_ended()})")
+
+    def ask(self, call: Call, timeout_s: float | None) -> None:
+        self._send(call)
+        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def received(self) -> tuple[bool, Any] | None:
+        """The answer, if it is complete; `EOFError` where there will be none."""
+        chunk = os.read(self.answers, 2**20)
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+        if len(self._buffer) < HEAD.size:
+            return None
+        end = HEAD.size + HEAD.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        answer = pickle.loads(self._buffer[HEAD.size : end])
+        del self._buffer[:end]
+        self.deadline = None
+        return answer
+
+    def how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for number in (self._requests, self.answers):
+            os.close(number)
+
+    def _send(self, message: Any) -> None:
+        data = memoryview(packed(message))
+        while data:
+            data = data[os.write(self._requests, data) :]
+
+    def _name(self) -> str:
+        return f"{self._setting['key']}={self._setting['function']}"
+
+
+class _Printed:
+    """What processes print: the beginning is passed on, the rest is read and dropped, so that nobody waits."""
+
+    def __init__(self) -> None:
+        self._read, self._write = -1, -1
+        self._left = 0
+
+    @property
+    def target(self) -> int:
+        """What to write to."""
+        if self._write < 0:
+            self._read, self._write = os.pipe()
+            threading.Thread(target=self._pass_on, args=(self._read,), name="printed", daemon=True).start()
+        return self._write
+
+    def begin(self) -> None:
+        self._left = SHOWN_BYTES
+
+    def close(self) -> None:
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+    def _pass_on(self, source: int) -> None:
+        while chunk := os.read(source, 2**16):
+            shown, self._left = chunk[: self._left], max(0, self._left - len(chunk))
+            if shown:
+                with suppress(OSError, ValueError):
+                    sys.stderr.write(shown.decode(errors="replace"))
+                    sys.stderr.flush()
+        os.close(source)

@@ -1,0 +1,217 @@
+"""Rows of tables as examples: columns renamed, each row made by a function, some left out.
+
+Tables lie on the disk, and a row is read and made when an iteration wants it, so that data may be larger than memory.
+What is held in memory is which rows are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
+from ippo_cli.config.own_code import names_code
+from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.rewards.located import located
+from ippo_cli.tasks.template_kinds import ENVIRONMENT
+from ippo_cli.tasks.user_code import load_function
+from ippo_cli.types import Example
+
+Maker = Callable[[Mapping[str, Any]], Example]
+NO = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What became of the rows of a source."""
+
+    source: str
+    read: int
+    dropped: Mapping[str, int]  # by the key that left them out
+
+    def __str__(self) -> str:
+        left = ", ".join(f"{count} left out by {key}" for key, count in self.dropped.items() if count)
+        kept = self.read - sum(self.dropped.values())
+        return f"{self.source}: {self.read} rows, {left}: {kept} are used" if left else f"{self.source}: {kept} rows"
+
+
+class Rows(Sequence[Example]):
+    """Examples made of the rows of a table."""
+
+    def __init__(self, table: Sequence[Any], make: Maker, places: Sequence[int] | range) -> None:
+        self.table, self.make, self.places = table, make, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Rows(self.table, self.make, self.places[place])
+        return self.make(self.table[self.places[place]])
+
+    def at(self, places: Sequence[int]) -> Rows:
+        """Some of them."""
+        return Rows(self.table, self.make, [self.places[place] for place in places])
+
+
+def unchanged(row: Mapping[str, Any]) -> Example:
+    return row
+
+
+class Joined(Sequence[Example]):
+    """The rows of several sources, one after the other."""
+
+    def __init__(
+        self, parts: Sequence[Rows], weights: Sequence[float] | None = None, counts: Sequence[Counts] = ()
+    ) -> None:
+        self.parts, self.weights = list(parts), None if weights is None else tuple(weights)
+        self.counts = tuple(counts)  # what became of the rows of each source
+        self._ends = list(accumulate(map(len, self.parts)))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(part) for part in self.parts]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return self.at(range(*place.indices(len(self))))
+        if place < 0:
+            place += len(self)
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        number = bisect_right(self._ends, place)
+        return self.parts[number][place - (self._ends[number - 1] if number else 0)]
+
+    def at(self, places: Sequence[int]) -> Joined:
+        """Some of them, which are given in their order; sources and their weights stay."""
+        starts = [0, *self._ends[:-1]]
+        return Joined(
+            [
+                part.at([place - start for place in places if start <= place < end])
+                for part, start, end in zip(self.parts, starts, self._ends, strict=True)
+            ],
+            self.weights,
+            self.counts,
+        )
+
+
+def narrowed(rows: Any, places: Sequence[int]) -> Sequence[Example]:
+    """Some rows of files, by their places in their order."""
+    return rows.at(places) if isinstance(rows, Joined) else rows.select(places)
+
+
+@dataclass(kw_only=True)
+class Preparation:
+    """What keys make of rows: `task.columns`, then `task.map`, then `task.filter`."""
+
+    config: JsonlConfig
+    counts: list[Counts] = field(default_factory=list)
+
+    @property
+    def changes_rows(self) -> bool:
+        return bool(self.config.columns or self.config.map or self.config.filter or self.config.weights)
+
+    def rows(self, table: Any, source: str) -> Rows:
+        """Those of a table that are kept, as examples; how many are not is counted."""
+        make, keep = self._maker(table), self._filter()
+        dropped = dict.fromkeys(key for key in ("task.map", "task.filter") if getattr(self.config, key[5:]))
+        left_out = dict.fromkeys(dropped, 0)
+        if not left_out:
+            self.counts.append(Counts(source=source, read=len(table), dropped={}))
+            return Rows(table, make, range(len(table)))
+        places: list[int] = []
+        for place in range(len(table)):
+            example = make(table[place])
+            if example is NO:
+                left_out["task.map"] += 1
+            elif not keep(example):
+                left_out["task.filter"] += 1
+            else:
+                places.append(place)
+        self.counts.append(Counts(source=source, read=len(table), dropped=left_out))
+        return Rows(table, make, places)
+
+    def _maker(self, table: Any) -> Maker:
+        columns = {name: _column(name, wanted, table.column_names) for name, wanted in self.config.columns.items()}
+        mapped = None if self.config.map is None else load_function(self.config.map, "task.map")
+        setting = f"task.map={self.config.map}"
+
+        def make(row: Mapping[str, Any]) -> Any:
+            example: Any = {**row, **{name: _member(row, path, name) for name, path in columns.items()}}
+            if mapped is None:
+                return example
+            try:
+                made = mapped(example)
+            except IppoError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise ConfigError(setting, f"fails on a row ({located(error)})", "mend it") from error
+            if made is None:
+                return NO
+            if not isinstance(made, Mapping):
+                raise ConfigError(setting, f"makes {made!r:.60} of a row", "return the example as a dict, or None")
+            return dict(made)
+
+        return make
+
+    def _filter(self) -> Callable[[Example], bool]:
+        wanted = self.config.filter
+        if wanted is None:
+            return lambda example: True
+        setting = f"task.filter={wanted}"
+        if names_code(wanted):
+            function: Callable[[Example], Any] = load_function(wanted, "task.filter")
+        else:
+            try:
+                expression = ENVIRONMENT.compile_expression(wanted, undefined_to_none=False)
+            except TemplateError as error:
+                raise ConfigError(
+                    setting, f"is no expression of Jinja's ({error})", "write level == 'easy', or path.py:function"
+                ) from error
+
+            def function(example: Example) -> Any:
+                return expression(**example)
+
+        def keep(example: Example) -> bool:
+            try:
+                return bool(function(example))
+            except IppoError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise ConfigError(
+                    setting, f"fails on a row ({located(error)})", f"rows have: {' '.join(example)}"
+                ) from error
+
+        return keep
+
+
+def _column(name: str, wanted: Any, there: Sequence[str]) -> list[str]:
+    """The path of a column: the first of those that are named whose beginning is there."""
+    listed = [str(path) for path in (wanted if isinstance(wanted, list) else [wanted])]
+    for path in listed:
+        if path in there:
+            return [path]
+        if (parts := path.split("."))[0] in there:
+            return parts
+    raise PreflightError(f"task.columns.{name}={wanted}: rows have no such column; they have: {' '.join(there)}")
+
+
+def _member(row: Any, path: Sequence[str], name: str) -> Any:
+    """What lies at a path through dicts and lists."""
+    value = row
+    for part in path:
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise PreflightError(
+                f"task.columns.{name}={'.'.join(path)}: a row has nothing there (no {part!r} in {value!r:.60})"
+            ) from error
+    return value

@@ -1,0 +1,128 @@
+"""Rows of one source: a file, the files of a pattern, a folder, a Python function, or a dataset on the hub."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from collections.abc import Sequence
+from glob import glob, has_magic
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.own_code import names_code
+from ippo_cli.rewards.located import located
+from ippo_cli.tasks.user_code import load_function
+
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*READERS, *SEPARATORS)
+
+
+def load_table(key: str, source: str, data_config: str | None, split: str, *, first: int | None = None) -> Any:
+    """The rows of a file, of the files of a pattern in the order of their names, of a folder, of a function, or of a
+    hub dataset: a table that lies on the disk, of which what is asked for is read.
+
+    `first`: only so many, and no more than these are fetched or unpacked; they are held in memory.
+    """
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from datasets import load_dataset
+
+    if names_code(source):
+        return _made(key, source)
+    pattern = has_magic(source) and not Path(source).exists()
+    files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file()) if pattern else [source]
+    if not files:
+        raise PreflightError(f"{key}={source}: no file has such a name")
+    for file in files:  # the readers would have no word for these
+        if Path(file).is_file() and not Path(file).stat().st_size:
+            raise PreflightError(f"{key}={file} has no rows")
+        if Path(file).is_file() and _suffix(file) not in SUFFIXES:
+            raise PreflightError(f"{key}={file}: files that can be read end in {' '.join(SUFFIXES)}")
+    try:
+        if first is not None and not (_suffix(source) in SUFFIXES and not pattern and not Path(source).is_file()):
+            return _streamed(source, files if pattern or Path(source).is_file() else None, data_config, split, first)
+        if pattern or Path(source).is_file():
+            return _load_files(files)
+        if _suffix(source) in SUFFIXES:
+            raise FileNotFoundError("there is no such file")
+        return load_dataset(source, data_config, split=split)
+    except Exception as error:
+        why = reason(error)
+        remedy = f"; {key}_split={split} is what was looked for" if why.startswith("Unknown split") else ""
+        raise PreflightError(f"{key}={source}: no rows could be read ({why}){remedy}") from error
+
+
+def _streamed(source: str, files: Sequence[str] | None, data_config: str | None, split: str, count: int) -> Any:
+    """The first rows, read one after the other."""
+    from datasets import Dataset, load_dataset
+
+    if files is None:
+        return Dataset.from_list(list(islice(load_dataset(source, data_config, split=split, streaming=True), count)))
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        if len(rows) < count:
+            table = _load_csv(file, streaming=True) if _suffix(file) in SEPARATORS else _stream_file(file)
+            rows += [dict(row) for row in islice(table, count - len(rows))]
+    return Dataset.from_list(rows)
+
+
+def _stream_file(file: str) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(READERS[_suffix(file)], data_files=[file], split="train", streaming=True)
+
+
+def _made(key: str, source: str) -> Any:
+    """The rows that a function returns, called without arguments."""
+    from datasets import Dataset
+
+    function = load_function(source, key)
+    try:
+        return Dataset.from_list([dict(row) for row in function()])
+    except Exception as error:  # the user's code, or rows that have no common columns
+        raise PreflightError(f"{key}={source}: no rows could be made ({located(error)})") from error
+
+
+def _load_files(files: Sequence[str]) -> Any:
+    from datasets import concatenate_datasets, load_dataset
+
+    kinds = {_suffix(file) for file in files}
+    if kinds & set(SEPARATORS) or len(kinds) > 1:
+        parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
+        return concatenate_datasets(parts)
+    return load_dataset(READERS[kinds.pop()], data_files=list(files), split="train")
+
+
+def _load_csv(file: str, *, streaming: bool = False) -> Any:
+    """Every cell is the text that stands in it, `007` and `None` too; an empty one is missing."""
+    from datasets import Features, Value, load_dataset
+
+    separator = SEPARATORS[_suffix(file)]
+    with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
+        columns = next(csv.reader(text, delimiter=separator))
+    return load_dataset(
+        "csv",
+        data_files=file,
+        split="train",
+        streaming=streaming,
+        sep=separator,
+        encoding="utf-8-sig",
+        keep_default_na=False,
+        na_values=[""],
+        features=Features({column: Value("string") for column in columns}),
+    )
+
+
+def _suffix(file: str) -> str:
+    """What says how a file is read; compressed ones are read as what is in them."""
+    return Path(file.removesuffix(".gz")).suffix
+
+
+def reason(error: Exception) -> str:
+    from datasets.exceptions import DatasetGenerationError
+
+    cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]

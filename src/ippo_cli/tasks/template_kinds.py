@@ -1,0 +1,120 @@
+"""Templates that are more than text with fields: Jinja in a sandbox, and Python functions of the user's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ippo_cli.config.errors import ConfigError, IppoError
+from ippo_cli.config.own_code import is_function_of_file
+from ippo_cli.rewards.located import located
+from ippo_cli.tasks.user_code import load_function
+from ippo_cli.types import Example
+
+JINJA = "jinja:"  # what a template of this kind begins with
+SPEAKERS = "agents"  # the variable for what agents said last, by name
+
+
+class _NullField(Exception):
+    """A template writes a value that is null."""
+
+
+def _written(value: Any) -> Any:
+    if value is None:  # the word None is nothing that anybody meant to say
+        raise _NullField
+    return value
+
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(
+    undefined=StrictUndefined, keep_trailing_newline=True, finalize=_written, autoescape=False
+)
+
+
+def is_jinja(template: str) -> bool:
+    """Whether a template is one of Jinja's."""
+    return template.startswith(JINJA)
+
+
+def is_function(template: str) -> bool:
+    """Whether a template names a function, `path.py:name`."""
+    return is_function_of_file(template)
+
+
+def jinja_fields(template: str, setting: str) -> set[str]:
+    """The variables that it reads; what an agent said last as `agents.NAME`."""
+    _, tree = _compiled(template, setting)
+    said = {f"{SPEAKERS}.{name}" for name in _members(tree)}
+    return (find_undeclared_variables(tree) - {SPEAKERS}) | said
+
+
+def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
+    """The template with these values; those named `agents.NAME` are members of `agents`."""
+    compiled, _ = _compiled(template, setting)
+    flat = {name: value for name, value in values.items() if not name.startswith(f"{SPEAKERS}.")}
+    said = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
+    shown = f"{setting}={template!r:.80}"
+    try:
+        return compiled.render(flat | ({SPEAKERS: said} if said else {}))
+    except _NullField as error:
+        raise ConfigError(
+            shown, "writes a field that is null in an example", "fill it in, or test it in the template"
+        ) from error
+    except TemplateError as error:
+        there = " ".join(values)
+        raise ConfigError(shown, f"cannot be written ({error})", f"there is: {there}") from error
+    except Exception as error:  # what a template computes may go wrong in any way
+        raise ConfigError(shown, f"cannot be written ({type(error).__name__}: {error})", "mend it") from error
+
+
+def call_function(template: str, example: Example, told: Mapping[str, Any], setting: str) -> str:
+    """What the function `function(example)` or `function(example, told)` says."""
+    function, wants_told = _loaded(template, setting)
+    shown = f"{setting}={template}"
+    try:
+        text = function(dict(example), dict(told)) if wants_told else function(dict(example))
+    except IppoError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(shown, f"fails ({located(error)})", "mend it") from error
+    if not isinstance(text, str):
+        raise ConfigError(shown, f"returns {text!r:.60}, which is no text", "return what the agent is told")
+    return text
+
+
+@cache
+def _loaded(template: str, setting: str) -> tuple[Callable[..., Any], bool]:
+    function = load_function(template, setting)
+    try:
+        given = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    except (TypeError, ValueError):
+        return function, False
+    return function, len([p for p in given if p.default is p.empty]) > 1
+
+
+@cache
+def _compiled(template: str, setting: str) -> tuple[Template, nodes.Template]:
+    text = template.removeprefix(JINJA)
+    text = text.removeprefix(" ")
+    try:
+        return ENVIRONMENT.from_string(text), ENVIRONMENT.parse(text)
+    except TemplateError as error:
+        raise ConfigError(
+            f"{setting}={template!r:.80}", f"is no template of Jinja's ({error})", "mend it, or leave out jinja:"
+        ) from error
+
+
+def _members(tree: nodes.Template) -> Iterator[str]:
+    """Names that are read of `agents`, as attributes or items."""
+    for found in tree.find_all(nodes.Getattr):
+        if isinstance(found.node, nodes.Name) and found.node.name == SPEAKERS:
+            yield found.attr
+    for found in tree.find_all(nodes.Getitem):
+        named = isinstance(found.node, nodes.Name) and found.node.name == SPEAKERS
+        if named and isinstance(found.arg, nodes.Const):
+            yield str(found.arg.value)

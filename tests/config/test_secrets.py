@@ -1,0 +1,67 @@
+"""Secrets are refused where they are typed, kept by the names of their variables, and left out of what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.load import compose_node, leaves, resolve
+from ippo_cli.config.secrets import is_secret_name, kept, redacted, refuse_secrets, restored
+
+HF = "hf_" + "aB3" * 8
+ENVIRON = {"MY_API_KEY": "canary-71f3-secret", "HF_TOKEN": HF, "HOME": "/home/somebody", "SHORT_TOKEN": "on"}
+
+
+def test_names_of_secrets_are_told_from_names_of_tokens() -> None:
+    assert all(map(is_secret_name, ("api_key", "WANDB_API_KEY", "HF_TOKEN", "reward.auth_token", "password", "secret")))
+    innocent = ("pad_token", "max_new_tokens", "tokenizer", "micro_batch_tokens", "keyboard", "TOKENIZERS_PARALLELISM")
+    assert not any(map(is_secret_name, innocent))
+
+
+def test_no_key_of_a_run_has_the_name_of_a_secret() -> None:
+    assert not [key for key, _ in leaves(resolve(compose_node([]))) if is_secret_name(key.rpartition(".")[2])]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [HF, "sk-" + "x1" * 12, "ghp_" + "a" * 30, "https://me:word@host/data", "AKIA" + "A1" * 8, f"bearer {'t0k' * 6}"],
+)
+def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_secrets({"task": {"train": [f"a {value}"]}}, {})
+    assert value not in str(refused.value)
+    assert refused.value.key == "task.train"
+    assert "${oc.env:MY_API_KEY}" in str(refused.value)
+
+
+def test_a_value_of_a_secrets_name_is_refused_unless_it_is_the_environments() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.api_key=\.\.\. is a secret"):
+        refuse_secrets({"reward": {"api_key": "whatever"}}, ENVIRON)
+    refuse_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
+
+
+@pytest.mark.parametrize("text", ["meta-llama/Llama-3", "https://host/a@b", "e3f8c0a1" * 5, "sk-learn", "{letters}: "])
+def test_ordinary_texts_are_no_secrets(text: str) -> None:
+    refuse_secrets({"actor": {"model": text}}, {})
+    assert redacted(text, {}) == text
+
+
+def test_what_is_kept_names_the_variable_and_is_read_from_it_again() -> None:
+    plain = {"url": f"https://u:{HF}@host", "stop": ["canary-71f3-secret", "on"], "n": 3, "text": "${oc.env:OTHER}"}
+    written = kept(plain, ENVIRON)
+    assert written == {
+        "url": "https://u:${oc.env:HF_TOKEN}@host",
+        "stop": ["${oc.env:MY_API_KEY}", "on"],
+        "n": 3,
+        "text": "${oc.env:OTHER}",
+    }
+    assert restored(written, ENVIRON) == plain
+    with pytest.raises(ConfigError, match="HF_TOKEN"):
+        restored(written, {})
+
+
+def test_what_is_said_leaves_secrets_out() -> None:
+    said = redacted(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
+    assert said == "call with <HF_TOKEN> and <MY_API_KEY>: reward.api_key=<secret> password=<secret> seed=3"
+    assert redacted("https://me:word@host", {}) == "https://<secret>@host"
+    assert redacted("reward.api_key=${oc.env:MY_API_KEY}", {}) == "reward.api_key=${oc.env:MY_API_KEY}"

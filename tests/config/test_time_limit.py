@@ -1,0 +1,31 @@
+"""What `checkpoint.must_save_by` may say."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.time_limit import check_time_limit, limit_of
+
+
+def test_a_limit_is_seconds_from_the_start_or_a_time_or_the_jobs_end() -> None:
+    assert limit_of(None, 100.0, lambda: 7.0) is None
+    assert limit_of("auto", 100.0, lambda: 7.0) == 7.0
+    assert limit_of("3600", 100.0, lambda: 7.0) == 3700.0
+    assert limit_of("2030-01-31T18:00:00+01:00", 100.0, lambda: 7.0) == 1896109200.0
+    assert limit_of("2030-01-31T18:00", 0.0, lambda: 7.0) == datetime(2030, 1, 31, 18).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("soon", "is no time"), ("-5", "no time to come"), ("2020-01-01T00:00:00", "has passed")]
+)
+def test_what_is_no_time_to_come_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_time_limit(text)
+
+
+def test_a_time_to_come_is_taken() -> None:
+    check_time_limit(datetime.fromtimestamp(time.time() + 60).isoformat())

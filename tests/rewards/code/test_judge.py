@@ -1,0 +1,133 @@
+"""Verdicts on programs: right ones pass, and nothing that a program does makes a wrong one pass."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs_of_others import FORGERIES, RIGHT
+
+from ippo_cli.rewards.code.judge import judge
+from ippo_cli.rewards.processes import Processes
+
+HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
+TEST = "def check(candidate):\n    assert candidate(2121) == 4242\n    assert candidate(1) == 2\n"
+PROMPT = "def double(x):\n    '''Twice x.'''\n"
+
+
+def said(text: str, test: str = TEST, prompt: str = PROMPT, kind: str = "unsafe_local") -> dict[str, Any]:
+    return judge([text], ["double"], prompt, test, kind, 5.0)
+
+
+def test_a_right_program_passes_in_every_form_in_which_it_may_be_written(kind: str) -> None:
+    for text in (
+        RIGHT,
+        "    return 2 * x",
+        f"So:\n```python\n{RIGHT}```\nThat is it.",
+        f"```\nx = 1\n```\n```py\n{RIGHT}",
+    ):
+        assert said(text, kind=kind)["passed"] == 1.0
+    for test in ("assert double(3) == 6", "x = 3\nassert double(x) == 6, 'message'"):
+        assert said(RIGHT, test)["passed"] == 1.0
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_wrong_program_seems_right(name: str, kind: str) -> None:
+    found = said(FORGERIES[name], kind=kind)
+    assert found["passed"] == 0.0
+    assert found["share"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "parses", "defines", "share"),
+    [
+        ("def double(x): return 4242", 1.0, 1.0, 0.5),
+        ("def double(x): return x / 0", 1.0, 1.0, 0.0),
+        ("I do not know.", 0.0, 0.0, 0.0),
+        ("", 0.0, 0.0, 0.0),
+        ("    return", 1.0, 1.0, 0.0),
+        ("x" * 2**17, 0.0, 0.0, 0.0),
+        ("(" * 5000, 0.0, 0.0, 0.0),
+        ("def other(x): return 2 * x", 0.0, 0.0, 0.0),
+    ],
+)
+def test_what_is_said_of_wrong_ones(text: str, parses: float, defines: float, share: float) -> None:
+    found = said(text, prompt="" if "other" not in text else "import math\n")
+    if text.startswith("    return"):
+        found = said(text)
+    expected = (1.0, 0.0) if "other" in text else (parses, defines)
+    assert (found["parses"], found["defines"], found["share"], found["passed"]) == (*expected, share, 0.0)
+
+
+def test_failed_assertions_are_counted_and_what_raises_elsewhere_ends_the_tests() -> None:
+    loop = "def check(candidate):\n    for n in range(4):\n        assert candidate(n) == 2 * n\n"
+    assert said("def double(x): return x if x == 3 else 2 * x", loop)["share"] == 0.75
+    early = (
+        "def check(candidate):\n    assert candidate(1) == 2\n    y = candidate(0)\n    assert y == 0\n    assert y < 1"
+    )
+    assert said("def double(x): return 2 / x * x * x", early)["share"] == pytest.approx(1 / 3)
+    looks_away = (
+        "def check(candidate):\n    assert candidate(1) == 2\n    try: candidate(5)\n    except Exception: pass\n"
+    )
+    ends = "import os\ndef double(x): return 2 if x == 1 else os._exit(0)"
+    assert said(ends, looks_away)["passed"] == 0.0
+    assert said(RIGHT, "def check(candidate):\n    assert True\n    assert candidate(1) == 2\n")["share"] == 1.0
+    with pytest.raises(ValueError, match="its tests assert nothing"):
+        said(RIGHT, "def check(candidate):\n    assert True\n")
+
+
+def test_two_texts_are_one_program_in_stages(kind: str) -> None:
+    def pair(helper: str, caller: str) -> dict[str, Any]:
+        return judge([helper, caller], ["aux", "double"], PROMPT, TEST, kind, 5.0)
+
+    helper = "def aux(x): return x + x"
+    assert pair(helper, "def double(x): return aux(x)") == {
+        "parses": 1.0, "defines": 1.0, "calls": 1.0, "share": 1.0, "passed": 1.0, "why": ""
+    }  # fmt: skip
+    assert pair(helper, "def double(x):\n    aux(x)\n    return 2 * x")["calls"] == 0.0  # what it returns is dropped
+    assert pair("def axu(x): pass", "def double(x): return aux(x)")["defines"] == 0.5
+    assert pair("no helper", "def double(x): return 2 * x")["parses"] == 0.5
+    assert pair("no helper", "def double(x): return 2 * x")["share"] == 0.0
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    if not HUMANEVAL.is_file():
+        pytest.skip("the HumanEval file is not beside the checkout")
+    with gzip.open(HUMANEVAL, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
+    rows: list[dict[str, str]], bwrap: str
+) -> None:
+    judges = Processes("ippo_cli.rewards.code.judge:judge", "reward.kind", 2, 60.0)
+
+    def passed(texts: list[str], of: list[dict[str, str]]) -> list[float]:
+        calls = [
+            (([text], [row["entry_point"]], row["prompt"], row["test"], bwrap, 10.0), {})
+            for text, row in zip(texts, of, strict=True)
+        ]
+        return [one["passed"] for one in judges.call(calls)]
+
+    try:
+        assert len(rows) == 164
+        assert passed([row["canonical_solution"] for row in rows], rows) == [1.0] * 164
+        some = rows[::4]
+        assert passed([mutated(row) for row in some], some) == [0.0] * len(some)
+    finally:
+        judges.close()
+
+
+def mutated(row: dict[str, str]) -> str:
+    """The reference solution, wrong: every value that it returns is in a list."""
+    tree = ast.parse(row["prompt"] + row["canonical_solution"])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.value is not None:
+            node.value = ast.List([node.value], ast.Load())
+    return ast.unparse(ast.fix_missing_locations(tree))

@@ -1,0 +1,124 @@
+"""What a program in the sandbox cannot do."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from programs_of_others import ESCAPES, HELPERS
+
+from ippo_cli.rewards.code import sandbox
+from ippo_cli.rewards.code.runner import decoded, encoded
+from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, ProgramFailed, Sandbox, SandboxUnavailable, probe
+from ippo_cli.rewards.code.seccomp import seccomp_filter
+
+
+@pytest.mark.parametrize("way", ESCAPES)
+def test_no_program_gets_out(way: str, bwrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPPO_SECRET", "known")
+    secret, marker = tmp_path / "secret", tmp_path / "marker"
+    secret.write_text("known")
+    program = Sandbox(bwrap, 5.0)
+    got: object = None
+    try:
+        program.load(f"{HELPERS}\ndef f(secret, marker):\n    {ESCAPES[way]}\n", "f")
+        got = program.ask(str(secret), str(marker))
+    except (OSError, RuntimeError, ProgramFailed, MemoryError, ValueError):  # a way that is closed; no mistake in it
+        pass
+    finally:
+        program.close()
+    assert got in (None, False)
+    assert not marker.exists()
+    assert secret.read_text() == "known"
+
+
+def test_the_walls_are_what_holds_them(bwrap: str, tmp_path: Path) -> None:
+    """Without walls the same programs get to files, which shows that they try."""
+    secret = tmp_path / "secret"
+    secret.write_text("known")
+    for kind, got in ((LOCAL, True), (bwrap, False)):
+        program = Sandbox(kind, 5.0)
+        program.load("def f(secret):\n    import os; return os.path.exists(secret)", "f")
+        assert program.ask(str(secret)) is got
+        program.close()
+
+
+def test_time_and_output_have_an_end(kind: str) -> None:
+    for body, why in (("while True: pass", "too long"), ("return 'x' * 2 ** 17", "more than 65536 bytes")):
+        program = Sandbox(kind, 0.5)
+        begun = time.monotonic()
+        program.load(f"def f():\n    {body}", "f")
+        with pytest.raises(ProgramFailed, match=why):
+            program.ask()
+        with pytest.raises(ProgramFailed, match=why):
+            program.ask()  # it is not asked again
+        program.close()
+        assert time.monotonic() - begun < 5
+
+
+def test_values_of_all_built_in_kinds_come_back_as_they_were(kind: str) -> None:
+    program = Sandbox(kind, 5.0)
+    program.load("import collections\ndef f(x): return collections.Counter('aab') if x == 'count' else x", "f")
+    value = [
+        1,
+        -2.5,
+        10**30,
+        True,
+        None,
+        "é\ud800",
+        (1, (2,)),
+        {1, 2},
+        frozenset({"a"}),
+        {1: "a", (2,): [3]},
+        1j,
+        b"\xff",
+    ]
+    found = program.ask(value)
+    assert (found, [type(part) for part in found]) == (value, [type(part) for part in value])
+    assert program.ask("count") == {"a": 2, "b": 1}
+    assert program.ask(float("inf")) == float("inf")
+    with pytest.raises(TypeError, match="no plain data"):
+        encoded(object())
+    program.close()
+
+
+@pytest.mark.parametrize("odd", [{"a": [], "b": []}, {"code": []}, {"set": [[]]}, {"dict": [1]}])
+def test_data_of_another_form_is_refused(odd: object) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        decoded(odd)
+
+
+def test_errors_come_back_as_errors_of_built_in_kinds(kind: str) -> None:
+    program = Sandbox(kind, 5.0)
+    program.load("class Own(Exception): pass\ndef f(x):\n    raise [ValueError, Own, SystemExit][x](3)", "f")
+    for number, error in enumerate((ValueError, RuntimeError, RuntimeError)):
+        with pytest.raises(error, match="3"):
+            program.ask(number)
+    program.close()
+
+
+def test_a_sandbox_that_is_not_there_says_what_would_help(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe(BWRAP) == "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
+    with pytest.raises(SandboxUnavailable):
+        Sandbox(BWRAP, 1.0)
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    told = probe(BWRAP)
+    assert told is not None
+    assert "did not start" in told
+    assert "Permission denied; unprivileged user namespaces are off: sysctl" in told
+
+
+def test_machines_whose_system_calls_are_not_known_have_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seccomp_filter("riscv64") is None
+    for machine in ("x86_64", "aarch64"):
+        steps = list(struct.iter_unpack("<HBBI", seccomp_filter(machine) or b""))
+        assert steps[-1] == (6, 0, 0, 0x7FFF0000)
+        for place, (code, yes, no, _) in enumerate(steps):  # every jump stays inside
+            assert code & 7 != 5 or place + 1 + max(yes, no) < len(steps)
+    monkeypatch.setattr(sandbox, "seccomp_filter", lambda: None)
+    with pytest.raises(SandboxUnavailable, match="this kind of processor"):
+        Sandbox(BWRAP, 1.0)

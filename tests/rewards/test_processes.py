@@ -1,0 +1,155 @@
+"""Functions in processes of their own: what can be done to them, and what cannot be done by them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.rewards.processes import SHOWN_BYTES, CallFailed, Processes
+
+Make = Callable[..., Processes]
+FILE = """
+import multiprocessing, os, random, subprocess, sys, time
+
+def act(what, number):
+    if what == "sleep":
+        time.sleep(3600)
+    if what == "spin":
+        while True:
+            pass
+    if what == "leave":
+        os._exit(0)
+    if what == "exit":
+        sys.exit(0)
+    if what == "raise":
+        raise ValueError("no")
+    if what == "flood":
+        for _ in range(300):
+            print("x" * 2**20)
+    if what == "flood fd 1":
+        for _ in range(50):
+            os.write(1, b"y" * 2**20)
+    if what == "child":
+        return subprocess.Popen(["sleep", "3600"]).pid
+    if what == "hang with a child":
+        child = subprocess.Popen(["sleep", "3600"])
+        open(number, "w").write(str(child.pid))
+        time.sleep(3600)
+    if what == "pool":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return sum(pool.map(abs, [-1, -number]))
+    if what == "draw":
+        return random.random()
+    return number
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("acts") / "acts.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def make(file: Path) -> Iterator[Make]:
+    made: list[Processes] = []
+
+    def processes(size: int = 1, timeout_s: float | None = 20.0, name: str = "act") -> Processes:
+        made.append(Processes(f"{file}:{name}", "reward.function", size, timeout_s))
+        return made[-1]
+
+    yield processes
+    for one in made:
+        one.close()
+
+
+def calls(*given: Any) -> list[Any]:
+    return [(one if isinstance(one, tuple) else (one, 1), {}) for one in given]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other(
+    make: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    processes = make(2)
+    found = processes.call(
+        calls(("", 1), "leave", ("", 3), "exit", "raise", "flood", "flood fd 1", ("pool", 4), ("", 9))
+    )
+    assert [one for one in found if not isinstance(one, CallFailed)] == [1, 3, 1, 1, 5, 9]
+    assert "it ended its process (exit code 0)" in str(found[1])
+    assert "SystemExit: 0" in str(found[3])
+    assert "ValueError: no" in str(found[4])
+    assert "acts.py" in str(found[4])
+    assert 0 < len(capfd.readouterr().err) <= SHOWN_BYTES, "some of what is printed is shown, not all of it"
+
+
+def test_a_call_that_takes_too_long_is_killed_with_all_that_it_started(make: Make, tmp_path: Path) -> None:
+    processes = make(2, timeout_s=1.0)
+    processes.call(calls("", ""))  # starting takes time of its own
+    begun = time.monotonic()
+    found = processes.call(calls("sleep", "spin", ("hang with a child", str(tmp_path / "pid")), ("", 5)))
+    assert time.monotonic() - begun < 15
+    assert [str(one) for one in found[:3]] == ["it took longer than 1 s"] * 3
+    assert found[3] == 5
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_the_same_call_draws_the_same_whatever_was_called_before(make: Make) -> None:
+    processes = make()
+    first = processes.call(calls(("draw", 1), ("draw", 2)))
+    assert first[0] != first[1]
+    processes.call(calls("leave"))
+    assert processes.call(calls(("draw", 2), ("draw", 1))) == first[::-1]
+
+
+def test_who_is_interrupted_in_the_middle_hears_no_old_answer_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = make()
+    assert processes.call(calls(("", 1))) == [1]
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "_await", lambda results: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            processes.call(calls(("", 2)))
+    assert processes.call(calls(("", 3))) == [3]
+
+
+def test_a_function_that_is_not_there_is_a_mistake_in_the_configuration(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^reward\.function=.*:nothing cannot be imported in a process"):
+        make(name="nothing").call(calls(""))
+
+
+def test_closing_ends_the_processes_and_so_does_the_end_of_who_started_them(make: Make, file: Path) -> None:
+    processes = make()
+    [child] = processes.call(calls("child"))
+    assert alive(child)
+    processes.close()
+    assert not alive(child)
+    code = f"""
+        import os
+        from ippo_cli.rewards.processes import Processes
+        processes = Processes({f"{file}:act"!r}, "reward.function", 1, None)
+        print(processes.call([(("child", 1), {{}})])[0], flush=True)
+        os._exit(1)
+    """
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    child = int(said.stdout)
+    end = time.monotonic() + 20
+    while alive(child) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(child)

@@ -1,0 +1,46 @@
+"""Prompts out of preference data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ippo_cli.tasks.preferences import prompt_of
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def test_conversations_part_at_their_last_answer() -> None:
+    row: dict[str, Any] = {"chosen": said("hi", "hello", "sum?", "4"), "rejected": said("hi", "hello", "sum?", "5")}
+    assert prompt_of({**row, "score": 1}) == {
+        "score": 1,
+        "prompt": "sum?",
+        "history": "user: hi\nassistant: hello",
+        "chosen": "4",
+        "rejected": "5",
+    }
+    found = prompt_of({"chosen": said("sum?", "4"), "rejected": said("sum?", "4")})
+    assert found is not None
+    assert (found["prompt"], found["history"]) == ("sum?", "")
+
+
+def test_texts_part_where_their_last_answer_begins() -> None:
+    begin = "\n\nHuman: What is 2+2?\n\nAssistant: I think\n\nHuman: Sure?\n\nAssistant:"
+    found = prompt_of({"chosen": f"{begin} It is 4.", "rejected": f"{begin} It is 5."})
+    assert found is not None
+    assert (found["prompt"], found["chosen"], found["rejected"]) == (begin, " It is 4.", " It is 5.")
+
+
+def test_a_prompt_that_is_there_is_the_prompt() -> None:
+    found = prompt_of({"prompt": "p", "chosen": "a", "rejected": "b"})
+    assert found == {"prompt": "p", "history": "", "chosen": "a", "rejected": "b"}
+    found = prompt_of({"prompt": said("one", "two", "three"), "chosen": said("", "a"), "rejected": said("", "b")})
+    assert found is not None
+    assert (found["prompt"], found["history"], found["chosen"]) == ("three", "user: one\nassistant: two", "a")
+
+
+def test_rows_without_a_prompt_are_left_out() -> None:
+    assert prompt_of({"chosen": "alike", "rejected": "alike"}) is None
+    assert prompt_of({"chosen": said("a", "b"), "rejected": said("c", "d")}) is None
+    assert prompt_of({"text": "x"}) is None
