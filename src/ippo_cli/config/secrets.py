@@ -93,7 +93,7 @@ def restored(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
 
 def _value(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     name = reference[1]
-    if name in environ:
+    if name in environ and (is_secret_name(name) or VALUE.search(environ[name])):
         return environ[name]
     if is_secret_name(name):
         raise ConfigError(f"${{oc.env:{name}}}", "is not set", f"the run was started with a secret in it: set {name}")

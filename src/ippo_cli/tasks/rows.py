@@ -122,8 +122,7 @@ class Preparation:
     def rows(self, table: Any, source: str) -> Rows:
         """Those of a table that are kept, as examples; how many are not is counted."""
         make, keep = self._maker(table), self._filter()
-        dropped = dict.fromkeys(key for key in ("task.map", "task.filter") if getattr(self.config, key[5:]))
-        left_out = dict.fromkeys(dropped, 0)
+        left_out = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}
         if not left_out:
             self.counts.append(Counts(source=source, read=len(table), dropped={}))
             return Rows(table, make, range(len(table)))
