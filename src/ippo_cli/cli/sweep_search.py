@@ -70,6 +70,7 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
     """
     pool = JobPool(this, at_once)
     started: set[int] = set()
+    judged: dict[int, int] = {}  # bytes of its metrics, by job
     while True:
         rows = rows_of(this.folder)
         if not pool.leaves:
@@ -90,13 +91,32 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
             continue
         if not pool.jobs and (pool.leaves or not waiting):
             return
-        for row in rows:
-            if row.job in pool.jobs and row.pruned_at is None:
-                at = search.hopeless(this.folder, row, rows)
-                if at is not None:
-                    print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
-                    pool.prune(row.job, at)
+        _prune_hopeless(search, this.folder, rows, pool, judged)
         time.sleep(POLL_S)
+
+
+def _prune_hopeless(search: Search, folder: Path, rows: Sequence[Row], pool: JobPool, judged: dict[int, int]) -> None:
+    """Ask the jobs to leave that have fallen behind; each is judged when it has logged more than before."""
+    for row in rows:
+        if (
+            row.job not in pool.jobs
+            or row.pruned_at is not None
+            or judged.get(row.job) == (size := _logged(folder, row))
+        ):
+            continue
+        judged[row.job] = size
+        at = search.hopeless(folder, row, rows)
+        if at is not None:
+            print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
+            pool.prune(row.job, at)
+
+
+def _logged(folder: Path, row: Row) -> int:
+    """How much a job has logged, in bytes."""
+    try:
+        return (folder / row.folder / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0
 
 
 def _judged(search: Search, folder: Path, ended: Sequence[int]) -> None:
