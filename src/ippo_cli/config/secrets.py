@@ -29,7 +29,7 @@ VALUE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
-# Names are read whole or not at all: texts of megabytes without a blank would be read again from each of their characters.
+# Names are read whole or not at all: a text of megabytes without a blank would be read again from each character.
 TYPED = re.compile(r"""(?<![\w.+~-])([\w.+~-]++)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
 REFERENCE = re.compile(r"\$\{oc\.env:(\w+)\}")
 LEFT_OUT = "<secret>"
