@@ -21,6 +21,7 @@ from ippo_cli.training.evaluate_run import evaluate_model
 # Read, and of no effect all the same.
 WITHOUT_EFFECT = {
     "task.kind": "chosen with its group",
+    "reward.kind": "chosen with its group",
     "rollout.kind": "chosen with its group",
     "task.agents.*.warm_start_answer": "tried on an example, and taught to no model here",
     "task.symbols": "of messages in the warm start",
@@ -41,6 +42,13 @@ class Environment:
 def make():
     return Environment()
 """
+PROGRAM = {
+    "task_id": "1",
+    "prompt": "def add(a, b):\n    # the sum\n",
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    "entry_point": "add",
+}
 REWARD = "def score(examples, responses):\n    return {'team': [1.0] * len(examples)}\n"
 
 
@@ -88,7 +96,11 @@ def commands(root: Path) -> list[list[str]]:
     (root / "held_out.jsonl").write_text(2 * (json.dumps({"prompt": "abc"}) + "\n"))
     (root / "reward.py").write_text(REWARD)
     (root / "my_env.py").write_text(ENVIRONMENT)
+    (root / "programs.jsonl").write_text(json.dumps(PROGRAM) + "\n")
     chat = model_folder(root / "chat", "abcdefghi123", chat=True)
+    rows = ["task=jsonl", f"task.eval={root / 'held_out.jsonl'}", "task.agents.solo.answer='{prompt}'"]
+    short = [f"task.agents.{name}.template='a'" for name in ("helper", "main")]
+    programs = ["reward.sandbox=unsafe_local", "reward.workers=1", "reward.timeout_s=10"]
     small = ["task.train_size=4", "task.eval_size=2"]
     return [
         ["task=sorting_solo", "task.alphabet=abcdefgh", "task.length=3", *small],
@@ -112,6 +124,12 @@ def commands(root: Path) -> list[list[str]]:
             "reward=function",
             f"reward.function={root / 'reward.py'}:score",
         ],
+        [*rows, "reward=function", f"reward.function={root / 'reward.py'}:score", "reward.process=true"],
+        [*rows, "reward=format", "reward.pattern='.*'"],
+        [*rows, "reward=length", "reward.high=9"],
+        [*rows, "reward=mix", "++reward.parts={right: {kind: exact_match}}", "++reward.weights={right: 2.0}"],
+        ["task=jsonl", f"task.eval={root / 'programs.jsonl'}", "reward=code", *programs],
+        ["task=code_pair", f"task.eval={root / 'programs.jsonl'}", *programs, *short],
         ["task=signalling", "task.train_size=8", "task.eval_size=8"],
         ["task=arithmetic", *small],
         ["task=relay", *small],
