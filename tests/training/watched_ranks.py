@@ -40,9 +40,10 @@ def main(folder: Path, scene: str, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         distributed.barrier()
     elif scene == "suspended":
+        time.sleep(0.15 * LIMIT_S)  # looked at at least once
         (folder / "there").touch()
-        time.sleep(0.3 * LIMIT_S)  # is over as soon as the job goes on
-        time.sleep(0.2 * LIMIT_S)  # and is looked at before anything is done
+        time.sleep(0.2 * LIMIT_S)  # is over as soon as the job goes on
+        time.sleep(0.15 * LIMIT_S)  # and is looked at before anything is done
         works(LIMIT_S)
     else:
         child = subprocess.Popen(["sleep", "600"])
