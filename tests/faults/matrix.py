@@ -126,8 +126,8 @@ PROMISES = (
             "rewards/test_retry.py::test_rows_that_always_fail_are_the_only_ones_without_a_reward",
             "rewards/test_score.py::test_failures_beyond_the_budget_end_the_run_with_twelve",
             "training/test_failure.py::test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not",
+            "rewards/test_processes.py::test_a_call_that_takes_too_long_is_killed_with_all_that_it_started",
         ),
-        "a time limit for one call",
     ),
     Row(
         "P11 another number of processes",
@@ -305,9 +305,11 @@ FAULTS = (
     ),
     Row(
         "rewards that sleep for ever, print a gigabyte, call `os._exit`",
-        "counted as failed",
-        (),
-        "a process of their own",
+        "counted as failed, in a process of their own (`reward.process=true`)",
+        (
+            "rewards/test_processes.py::test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other",
+            "rewards/test_function.py::test_a_process_of_its_own_can_be_killed_and_costs_only_its_row",
+        ),
     ),
     Row(
         "no rows on one rank, equal rewards, empty and cut responses",
