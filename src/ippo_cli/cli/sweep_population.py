@@ -96,10 +96,8 @@ class PopulationSearch:
 
     def _make_room(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
         """Checkpoints of generations before the last one are removed, but those of the best member so far."""
-        scores = {other.job: final_score(folder, other) for other in rows}
-        best = max(
-            (job for job, score in scores.items() if score is not None), key=lambda job: scores[job], default=None
-        )
+        scores = {other.job: score for other in rows if (score := final_score(folder, other)) is not None}
+        best = max(scores, key=lambda job: scores[job], default=None)
         for other in rows:
             if (other.generation or 1) < (row.generation or 1) - 1 and other.job != best:
                 for checkpoint in all_checkpoints(folder / other.folder / "checkpoints"):
