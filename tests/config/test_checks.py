@@ -36,6 +36,8 @@ UNBOUNDED = {
     "invalid_reward",
     "seat",
     "weights",
+    "lowest",
+    "highest",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
