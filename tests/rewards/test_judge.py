@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from servers import Said, serving
 from spoken import spoken_once
 
 from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward
@@ -37,9 +40,14 @@ def says(text: str) -> Said:
     return Said({"choices": [{"message": {"role": "assistant", "content": text}}]})
 
 
+@cache
+def composed(keys: tuple[str, ...]) -> Config:
+    return load_config(["task=sorting", "reward=judge", "reward.url=http://set/below", "reward.model=large", *keys])
+
+
 def judged(url: str, *keys: str, folder: Path | None = None, talk: list[Episode] = TALK) -> Reward:
-    config = load_config(["task=sorting", "reward=judge", f"reward.url={url}/v1", "reward.model=large", *keys])
-    reward = build_reward(config.reward, config.task.agents)
+    config = composed(keys)
+    reward = build_reward(replace(config.reward, url=f"{url}/v1"), config.task.agents)  # type: ignore[call-arg]
     prepare_reward(reward, Place(device=torch.device("cpu"), folder=folder))
     try:
         return attempt(reward, talk, list(config.task.agents), config.reward)[0]
@@ -105,13 +113,11 @@ def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) ->
     ],
 )
 def test_the_last_number_counts(text: str, keys: tuple[str, ...], number: float) -> None:
-    config = load_config(["reward=judge", "reward.url=http://a/v1", "reward.model=b", *keys])
-    assert number_in(text, config.reward) == number  # type: ignore[arg-type]
+    assert number_in(text, composed(keys).reward) == number  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "Score: ten", '{"score": true}', '{"score": NaN}', "{" * 3000, '{"a": 1}'])
 def test_what_holds_no_number_is_refused(text: str) -> None:
     for keys in ((), ("reward.pattern=null", "reward.field=score")):
-        config = load_config(["reward=judge", "reward.url=http://a/v1", "reward.model=b", *keys])
         with pytest.raises(remote.RequestFailed):
-            number_in(text, config.reward)  # type: ignore[arg-type]
+            number_in(text, composed(keys).reward)  # type: ignore[arg-type]

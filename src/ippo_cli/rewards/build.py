@@ -18,6 +18,7 @@ from ippo_cli.config.schema import (
     LengthRewardConfig,
     MathRewardConfig,
     MixRewardConfig,
+    ModelRewardConfig,
     NumberRewardConfig,
     RewardConfig,
     RewardKind,
@@ -35,6 +36,7 @@ from ippo_cli.rewards.judge import JudgeReward
 from ippo_cli.rewards.length import LengthReward
 from ippo_cli.rewards.math import MathReward
 from ippo_cli.rewards.mix import MixPart, MixReward
+from ippo_cli.rewards.model import ModelReward
 from ippo_cli.rewards.number import NearNumber
 from ippo_cli.rewards.responses import OfResponses, ResponseReward
 
@@ -115,6 +117,10 @@ def _mix(config: MixRewardConfig, agents: Agents) -> RewardFunction:
     return MixReward(parts, list(agents), config.failure_budget)
 
 
+def _model(config: ModelRewardConfig, agents: Agents) -> RewardFunction:
+    return ModelReward(config, agents)
+
+
 def _number(config: NumberRewardConfig, agents: Agents) -> RewardFunction:
     weights = {"right": config.right, "near": config.near, "bare": config.bare}
     return _of_responses(NearNumber(_answers(config, agents), weights), agents)
@@ -134,6 +140,7 @@ BUILDERS: Mapping[RewardKind, Callable[[Any, Agents], RewardFunction]] = {
     RewardKind.length: _length,
     RewardKind.math: _math,
     RewardKind.mix: _mix,
+    RewardKind.model: _model,
     RewardKind.number: _number,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, HttpRewardConfig
@@ -20,9 +21,9 @@ NAMES = ("team", "agent", "parts", "error")
 class HttpReward:
     """POSTs `{"rows": [...]}`, and is answered by `{"rows": [...]}` of as many entries.
 
-    A row has `example`, each agent's last text in `responses`, and in `prompts` the messages before it, each with `role`
-    and `content`. Its answer is a number, or `{"team": number, "agent": {name: number}, "parts": {name: number}}`;
-    null, or `{"error": text}`, where it cannot be scored.
+    A row has `example`, each agent's last text in `responses`, and in `prompts` the messages before it, each with
+    `role` and `content`. Its answer is a number, or `{"team": NUMBER, "agent": {NAME: NUMBER}, "parts": {...}}`; null,
+    or `{"error": TEXT}`, where it cannot be scored.
 
     Rows without a number among others, and those of a request that was refused as a whole, are sent again one by one.
     """
@@ -46,10 +47,7 @@ class HttpReward:
             if len(part) > 1 and isinstance(found[place], Exception) and getattr(found[place], "answered", True)
         ]
         self._ask(rows, alone, found)
-        reward = gathered(found)
-        return Reward(
-            team=reward.team, agent=reward.agent, parts=reward.parts, failures=reward.failures, final=True
-        )  # requests were sent again already
+        return replace(gathered(found), final=True)  # requests were sent again already
 
     def close(self) -> None:
         self._remote.close()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from ippo_cli.types import Episode
 
 
 class JudgeReward:
-    """Each agent's number is what the judge says of its response, 0 at `lowest` and 1 at `highest`; the team's the mean.
+    """Each agent's number is what the judge says of its response, 0 at `lowest` and 1 at `highest`; the team's the
+    mean.
 
-    The part `judged` is the mean number as the judge gave it. An answer without a number, or with one beyond the bounds,
-    is a failure of that row. Equal questions are asked once: a template that shows what all agents said, and neither
-    `{prompt}` nor `{response}`, is asked once about a row.
+    The part `judged` is the mean number as the judge gave it. An answer without a number, or with one beyond the
+    bounds, is a failure of that row. Equal questions are asked once: a template that shows what all agents said, and
+    neither `{prompt}` nor `{response}`, is asked once about a row.
     """
 
     def __init__(self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
@@ -58,8 +60,7 @@ class JudgeReward:
                 failed[key] = text
             else:
                 self._answers.add(key, text)
-        reward = gathered([self._row(own, failed) for own in keys])
-        return Reward(team=reward.team, agent=reward.agent, parts=reward.parts, failures=reward.failures, final=True)
+        return replace(gathered([self._row(own, failed) for own in keys]), final=True)  # asked again already
 
     def close(self) -> None:
         self._remote.close()

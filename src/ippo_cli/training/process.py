@@ -183,8 +183,9 @@ def build_trainer(
     with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
-        prepare_reward(reward, Place(device=device, folder=folder / "reward"))
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
+        with distributed.failing_together():
+            prepare_reward(reward, Place(device=device, folder=folder / "reward"))
         unused.pop_all()
     return trainer
 

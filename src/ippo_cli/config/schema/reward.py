@@ -238,7 +238,7 @@ class JudgeRewardConfig(RemoteRewardConfig):
 
 @dataclass
 class ModelRewardConfig(RewardConfig):
-    """A trained reward model, read on every rank: a sequence classifier of one label, or a backbone with a value head."""
+    """A trained reward model, loaded on every rank: a sequence classifier of one label, or a critic of ours."""
 
     model: Name | None  # folder or hub id, with a tokenizer of its own, in safetensors format
     revision: str | None  # commit, branch or tag of a hub model
