@@ -60,6 +60,7 @@ from ippo_cli.training.memory import (
     run_memory,
     snapshot_bytes,
 )
+from ippo_cli.training.reward_models import frozen_reward_models
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -188,7 +189,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             actor=actor, critic=critic, length=lengths[name], weights=pinned, critic_row=critic_row
         )
     return Material(
-        tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=_reward_models(config)
+        tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
     )
 
 
