@@ -40,10 +40,12 @@ Examples
              reward=function reward.function=reward.py:score
   ippo-train --new-task mine.yaml                   write a task file to start from, with agents of your own
   ippo-train task=mine.yaml                         train on it
-  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep, one folder per job
+  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep, one folder per job; sweep.at_once=2 trains two at a time
+  ippo-train -m sweep=ppo_learning_rates            a search, by Optuna; sweep=ppo_population is one on checkpoints
   ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
   ippo-train mode=plan                              check everything, show the arithmetic, load nothing
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
+  ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
 
 Groups (choose with group=option; the first is the default)
 """
@@ -126,7 +128,7 @@ def spelled(hint: Any) -> str:
 def ordered_groups() -> dict[str, list[str]]:
     """The groups with a schema, in the order of `Config`."""
     found = groups()
-    return {field.name: found[field.name] for field in fields(schema.Config) if field.name in found}
+    return {field.name: found[field.name] for field in fields(schema.Composition) if field.name in found}
 
 
 def default_choice(group: str) -> str:

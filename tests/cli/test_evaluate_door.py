@@ -230,3 +230,18 @@ def test_a_score_of_a_way_of_answering_that_is_switched_off_is_told(ippo_eval: C
     assert said.startswith("ippo: task.primary_metric=sampled/score needs the sampled evaluation; set evaluation.")
     code, said = ippo_eval(f"run={run}", "evaluation.num_generations=0")
     assert (code, said.startswith("ippo: evaluation.num_generations=0 is out of range")) == (2, True)
+
+
+def test_rows_that_a_run_was_trained_on_are_not_held_out_by_another_share_or_filter(
+    ippo_eval: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n' * 4)
+    data = [f"task.train={tmp_path / 'rows.jsonl'}", "task.eval=null", "task.eval_share=0.5"]
+    run = a_run(tmp_path / "run", "task=jsonl", *data, "task.agents.solo.answer=a")
+    for typed in ("task.eval_share=0.6", "task.filter=true", "++task.columns.prompt=prompt"):
+        code, said = ippo_eval(f"run={run}", typed)
+        assert (code, "would hold out other rows than the run did (task.eval_share=0." in said) == (2, True), said
+    code, said = ippo_eval(
+        f"run={run}", "task.eval_share=null", f"task.eval={tmp_path / 'rows.jsonl'}", "task.filter=a"
+    )
+    assert (code, "there is no intact checkpoint" in said) == (14, True), said

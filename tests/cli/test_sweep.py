@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.exits import MAX_LINES, block
@@ -55,7 +58,7 @@ def test_the_keys_of_an_option_that_is_swept_may_be_given(folder: Path) -> None:
 
 
 def test_beside_a_glob_the_bad_key_is_found() -> None:
-    with pytest.raises(ConfigError, match=r"^seeed=1 is no key; did you mean seed\?"):
+    with pytest.raises(ConfigError, match=r"^seeed=1 is no key; did you mean seed or"):
         sweep(["-m", "algorithm=glob(*)", "seeed=1"])
 
 
@@ -95,7 +98,7 @@ def test_a_sweep_among_ranks_that_somebody_else_started_is_refused(monkeypatch: 
     [
         ("hydra/launcher=submitit_slurm", "hydra-submitit-launcher"),
         ("hydra/launcher=rq", "hydra-rq-launcher"),
-        ("hydra/sweeper=optuna", "hydra-optuna-sweeper"),
+        ("hydra/sweeper=nevergrad", "hydra-nevergrad-sweeper"),
     ],
 )
 def test_a_plugin_that_is_not_installed_is_told_by_its_package(text: str, package: str) -> None:
@@ -105,6 +108,11 @@ def test_a_plugin_that_is_not_installed_is_told_by_its_package(text: str, packag
         pytest.skip(f"{package} is installed here")
     error = diagnose([text], ValueError())
     assert str(error) == f"{text} needs a plugin that is not installed here; pip install {package}"
+
+
+def test_of_the_plugin_for_old_optunas_the_sweep_is_named() -> None:
+    error = diagnose(["hydra/sweeper=optuna"], ValueError())
+    assert str(error) == "hydra/sweeper=optuna is a plugin for optuna below 3; use sweep=optuna"
 
 
 def test_a_launcher_that_nobody_knows_is_answered_with_those_that_are() -> None:
@@ -151,3 +159,41 @@ def test_must_refuses_where_there_is_no_such_sweep(begun: Path) -> None:
         sweep(["-m", "seed=1,2", "resume=must"])
     with pytest.raises(ResumeError, match="there is no sweep; give its folder"):
         sweep(["-m", "resume=/nope"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["sweep=population"], r"^sweep=population has nothing to search over; type a space"),
+        (["sweep=population", "seed=1,2"], r"^sweep\.space\.seed cannot change while a run goes on"),
+        (["sweep=population", "critic=none,separate"], r"^critic cannot change while a run goes on"),
+        (["sweep=ppo_population", "stop_after=3"], r"^stop_after=3 is what ends a generation; "),
+        (["sweep.at_once=2", "hydra/launcher=submitit_slurm"], r"runs its jobs on this machine, and so not by hydra"),
+        (["sweep=population", "sweep.members=1"], r"^sweep\.members=1 is out of range; it must lie in \[2"),
+        (["sweep.trials=3", "seed=1,2"], r"^sweep\.trials=3 is no key of sweep=grid; use sweep=optuna"),
+    ],
+)
+def test_a_search_that_cannot_be_meant_is_refused_before_anything_of_it_begins(
+    folder: Path, argv: list[str], said: str
+) -> None:
+    if "submitit" in " ".join(argv):
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
+    with pytest.raises((ConfigError, HydraException, OmegaConfBaseException)) as raised:
+        sweep(["-m", *argv])
+    error = raised.value if isinstance(raised.value, ConfigError) else diagnose(argv, raised.value)
+    assert re.search(said, str(error))
+    assert list(folder.iterdir()) == []
+
+
+def test_rules_between_a_search_and_its_jobs_refuse_the_first_ones(folder: Path) -> None:
+    said = refusal("sweep=ppo_population", "sweep.members=2", "algorithm=ppo", "num_iterations=7")
+    assert "all 2 jobs: sweep.generations=5 does not divide num_iterations=7; use one of 1 7" in said
+    assert "says only where the coefficient begins" in refusal(
+        "sweep=ppo_population",
+        "sweep.members=2",
+        "algorithm=ppo",
+        "num_iterations=10",
+        "algorithm.kl.reward.target=0.1",
+        "algorithm.kl.reward.horizon=1000",
+    )
+    assert list(folder.iterdir()) == []

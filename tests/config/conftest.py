@@ -15,6 +15,14 @@ from ippo_cli.config.schema import Config
 # What an option needs besides its name; an option without an entry needs nothing.
 NEEDS: dict[str, tuple[str, ...]] = {
     "task=gsm8k": ("task.train=train.jsonl", "task.eval=test.jsonl"),
+    "task=math": ("task.train=train.jsonl", "task.eval=test.jsonl"),
+    "task=preference_prompts": (
+        "task.train=train.jsonl",
+        "task.eval=test.jsonl",
+        "reward.function=reward.py:score",
+        "actor=full",
+        "actor.model=some/model",
+    ),
     "task=jsonl": ("task.train=train.jsonl", "task.eval=eval.jsonl", "task.agents.solo.answer='{answer}'"),
     "actor=full": ("actor.model=some/model",),
     "actor=lora": ("actor.model=some/model",),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from ippo_cli.config import applicability, checks, data, schema
+from ippo_cli.config import applicability, checks, data, rewards, schema
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import check, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -44,6 +44,7 @@ SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 TWO = {"task.train": ["a", "b"], "task.eval": "c"}
+MATCH = {"kind": "exact_match", "match": "exact"}  # a part of a mix
 POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
 
 # Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
@@ -60,6 +61,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"task.agents.low.critic.learning_rate": -1.0}, 1, "task.agents.low.critic.learning_rate=-1.0 is out of"),
     ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),
     ((), {"num_iterations": None}, 1, "num_iterations=None num_epochs=None must not"),
+    ((), {"launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than launch.watchdog_s=600"),
+    ((), {"checkpoint.must_save_by": "soon"}, 1, "checkpoint.must_save_by=soon is no time"),
     ((), {"num_epochs": 1.0}, 1, "num_iterations=90 num_epochs=1.0 must not"),
     ((), {"name": "a/b"}, 1, "name=a/b is used as a folder"),
     ((), {"name": ".."}, 1, "name=.. is used as a folder"),
@@ -422,6 +425,48 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "rollout.num_generations=1 leaves reward.credit_assignment=counterfactual no other answer",
     ),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
+    (
+        (FUNCTION,),
+        {"reward.function": "a.py:f", "reward.per_sample": True, "reward.whole_batch": True},
+        1,
+        "reward.per_sample=true calls it row by row",
+    ),
+    (("reward=length",), {"reward.high": None}, 1, "reward.low=0 reward.high=null allow every length"),
+    (("reward=length",), {"reward.low": 9, "reward.high": 8}, 1, "reward.low=9 reward.high=8 are no interval"),
+    (("reward=format",), {"reward.pattern": None}, 1, "reward.pattern=null says of no form"),
+    (("reward=format",), {"reward.pattern": "("}, 1, "reward.pattern=( is no regular expression"),
+    (
+        ("reward=math",),
+        {"task.agents.low.answer": None, "task.agents.high.answer": None},
+        1,
+        "task.agents.low.answer=n",
+    ),
+    (("task=gymnasium", "reward=math"), {}, 1, "reward.kind=math judges answers to examples"),
+    (("reward=code",), {"reward.sandbox": "none"}, 1, "reward.sandbox=none runs nothing that a model wrote"),
+    (("reward=code_pair",), {"reward.helper": "a-b"}, 1, "reward.helper=a-b is no name of a function"),
+    (
+        ("reward=code_pair",),
+        {"reward.parses": 0.0, "reward.defines": 0.0, "reward.calls": 0.0, "reward.tests": 0.0},
+        1,
+        "reward.parses=0 reward.defines=0 reward.calls=0 reward.tests=0 leave no reward",
+    ),
+    ((JSONL, FULL, "reward=code_pair"), {}, 1, "reward.kind=code_pair is for two agents, and there are 1"),
+    (("reward=mix",), {"reward.parts": {}}, 1, "reward.parts={} leaves no reward"),
+    (("reward=mix",), {"reward.parts": {"a b": MATCH}}, 1, "reward.parts.a b is used in metric names"),
+    (("reward=mix",), {"reward.weights": {"b": 1.0}}, 1, "reward.weights names b, which is no part"),
+    (("reward=mix",), {"reward.weights": {"a": 0.0}}, 1, "reward.weights leave no reward"),
+    (
+        ("reward=mix",),
+        {"reward.parts": {"a": MATCH, "b": MATCH}, "reward.weights": {"a": 0.0}, "reward.normalize": ["a"]},
+        1,
+        "reward.normalize=['a'] names a, of weight 0",
+    ),
+    (
+        ("reward=mix",),
+        {"reward.normalize": ["a"], "reward.measure_credit_every": 2},
+        1,
+        "reward.normalize=['a'] measures a buffer's scores by their own mean",
+    ),
     (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
 ]
 
@@ -448,7 +493,7 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, applicability, data)
+        for module in (checks, applicability, data, rewards)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }

@@ -104,7 +104,9 @@ class Reader:
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     pairs = [(target, node.value)]
-                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    names = target.elts if isinstance(target, ast.Tuple) else []
+                    starred = any(isinstance(each, ast.Starred) for each in [*names, *getattr(node.value, "elts", [])])
+                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and not starred:
                         pairs = list(zip(target.elts, node.value.elts, strict=True))
                     for one, value in pairs:
                         self.bind(one, self.kinds(value))

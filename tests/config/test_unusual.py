@@ -83,7 +83,7 @@ def test_characters_that_one_agent_may_write_and_another_cannot_read_are_spoken_
 
 def test_every_rule_is_seen_to_speak() -> None:
     mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
-    assert {case[0] for case in mark.args[1]} | {"equal_prompts", "unknown_characters"} == set(RULES)
+    assert {case[0] for case in mark.args[1]} | {"equal_prompts", "unknown_characters", "unsafe_sandbox"} == set(RULES)
 
 
 def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine.launchers import (
     Ranks,
     cores_per_rank,
@@ -17,6 +18,7 @@ from ippo_cli.engine.launchers import (
     job_id,
     local_world_size,
     meeting_point,
+    node_rank,
     ranks_from,
 )
 
@@ -32,6 +34,15 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[004-005]",
 }
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+
+
+def test_each_of_several_machines_is_told_its_number() -> None:
+    there = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
+    assert node_rank(there, 2) == 1
+    with pytest.raises(ConfigError, match=r"^NODE_RANK=1 is no machine of launch\.nodes=1; use 0 to 0"):
+        node_rank(there, 1)
+    with pytest.raises(ConfigError, match=r"^launch\.nodes=2 needs MASTER_PORT and NODE_RANK in the environment; "):
+        node_rank({"MASTER_ADDR": "node1"}, 2)
 
 
 def test_a_process_started_alone_is_rank_0_of_1() -> None:

@@ -50,13 +50,33 @@ from ippo_cli.training.folder import all_checkpoints
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
-PARTS = ("flips", "points", "kills", "hangs", "reshard", "signals", "soak", "stops")
+PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
 OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
 SOAK_PROBE = ("num_iterations=6", "evaluation.every=0", "checkpoint.every=0")
 KILLS_OF_A_RUN = 8
+PLACES = {"targets": 2, "generate": 100}
+"""Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
+ADAPTERS = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
+FAMILIES = (
+    *("ippo", "ppo", "actor_critic", "comlrl_ippo", "comlrl_iac", "pf_ppo", "mappo", "happo"),
+    *("grpo", "dr_grpo", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+)
+KINDS: dict[str, tuple[str, ...]] = {
+    **{name: (f"algorithm={name}", "algorithm.mini_batch_size=16") for name in FAMILIES},
+    "turn_ppo on a ladder": ("task=ladder", "algorithm=turn_ppo", "algorithm.mini_batch_size=16"),
+    "value head": ("critic=value_head",),
+    "adapters": ADAPTERS,
+    "adapters on a shared base": (*ADAPTERS, "team=shared_base"),
+    "shared policy": ("team=shared_policy",),
+    "bf16": ("actor.dtype=bf16",),
+    "zero3": ("deepspeed=zero3",),
+    "zero3 in bf16": ("deepspeed=zero3", "actor.dtype=bf16"),
+    "zero3 on two ranks": ("deepspeed=zero3", "launch.processes=2"),
+    "zero1 in bf16 on two ranks": ("deepspeed=zero1", "launch.processes=2", "actor.dtype=bf16"),
+}
 
 
 def flips(book: Book, count: int, seed: int) -> str:
@@ -161,6 +181,27 @@ def hangs(book: Book) -> str:
     return (
         f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks: exit code 11, stacks, every run byte-equal"
     )
+
+
+def families(book: Book) -> str:
+    """A run of every kind that is asked to leave in its second iteration: while it writes, and before an update."""
+
+    def both(name: str, point: str, place: Path) -> Found:
+        keys = (*SHORT, *KINDS[name])
+        expected, _ = book.whole(*keys, name=f"whole-{name}")
+        faults = [f"{point}:sigterm:{PLACES[point]}"]
+        if (code := ended(start_job(place, *keys, faults=faults))) != 75:
+            raise Failed(f"{name}, {faults}: ended with {code}: {(place / 'errors').read_text()[-300:]}")
+        code, found = ended(start_job(place, *keys)), list(runs(place))
+        if code != 0 or len(found) != 1 or fingerprint(found[0]) != expected:
+            raise Failed(f"{name}, {faults}: went on to {code}, or differs")
+        return {"stops": 1}
+
+    wanted = [(name, point) for name in KINDS for point in PLACES]
+    for name, point in wanted:
+        book.do(f"{name}_{point}", partial(both, name, point))
+    done = [name for name in KINDS if all(f"{name}_{point}" in book.cases for point in PLACES)]
+    return f"{total(book, 'stops')} of {len(wanted)} stops ({', '.join(done)}): every run byte-equal"
 
 
 def reshard(book: Book) -> str:
@@ -320,6 +361,7 @@ def main() -> int:
         "kills, one rank": lambda book: kills(book, asked.kills, asked.seed, ONE_AGENT),
         "kills, two ranks": lambda book: kills(book, max(1, asked.kills // 10), asked.seed, *TWO_RANKS),
         "hangs": hangs,
+        "families": families,
         "reshard": reshard,
         "signals": signals,
         "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),

@@ -341,9 +341,95 @@ FAULTS = (
     ),
 )
 
+RESUME = "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing"
+BASE = "training/test_shared_base.py::"
+FAMILIES = "campaign families"
+CALL, WRITING = "at a call of the reward", "in the middle of a response; before an update"
+RESUMED = (
+    Row("independent PPO, two agents, separate critics, fp32", "at any call of the reward", (RESUME, FAMILIES)),
+    Row(
+        "every `algorithm=`, with its own critic or none",
+        WRITING,
+        (FAMILIES, "training/test_resume.py::test_leaving_beside_greedy_responses_observes_no_score_twice"),
+    ),
+    Row(
+        "centralised critics (MAPPO)",
+        CALL,
+        (
+            "training/test_centralized.py::test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            FAMILIES,
+        ),
+    ),
+    Row(
+        "agents that learn in turn (HAPPO)",
+        CALL,
+        (
+            "training/test_learning_order.py::test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order",
+            FAMILIES,
+        ),
+    ),
+    Row(
+        "turns as actions, weights by agent",
+        CALL,
+        (
+            "training/test_update_by_turn.py::"
+            "test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped",
+            FAMILIES,
+        ),
+    ),
+    Row("a value head", WRITING, (FAMILIES,)),
+    Row(
+        "adapters, alone and on a shared base",
+        "after an iteration, from checkpoints of each kind; in the middle of a response",
+        (BASE + "test_every_kind_of_checkpoint_is_resumed_evaluated_and_started_from", FAMILIES),
+    ),
+    Row(
+        "a shared policy",
+        CALL,
+        (
+            "training/test_shared_policy.py::test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped",
+            FAMILIES,
+        ),
+    ),
+    Row(
+        "partners, ratings, frozen agents, credit against the initial weights",
+        CALL,
+        (
+            "training/test_partners.py::test_a_run_with_a_pool_and_ratings_is_resumed_exactly",
+            "training/test_frozen.py::test_a_run_with_one_is_resumed_exactly_and_evaluated",
+            "training/test_credit.py::test_initial_weights_play_anew_after_a_stop_and_a_resume_too",
+        ),
+    ),
+    Row(
+        "a dialogue of several turns",
+        "in the middle of an episode",
+        ("training/test_episodes.py::test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing",),
+    ),
+    Row(
+        "bf16: whole models, adapters, agents of two formats",
+        CALL,
+        (
+            BASE + "test_adapters_in_bf16_learn_and_are_resumed_exactly",
+            "training/test_unlike_agents.py::test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            FAMILIES,
+        ),
+    ),
+    Row("ZeRO 3, in fp32 and bf16, on one rank and on two", WRITING, (FAMILIES,)),
+    Row(
+        "two ranks",
+        "by a signal to the job",
+        ("training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte", FAMILIES),
+    ),
+    Row(
+        "a job of SLURM on two nodes",
+        "by its scheduler",
+        ("slurm/test_train.py::test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on_to_the_byte",),
+    ),
+)
+
 
 def table() -> str:
-    """Both tables in Markdown."""
+    """All tables in Markdown."""
     parts = []
     for head, rows in (("promise", PROMISES), ("fault", FAULTS)):
         parts += [f"| {head} | what must come of it | shown by | not there yet |", "|---|---|---|---|"]
@@ -351,6 +437,8 @@ def table() -> str:
             shown = "<br>".join(_shown(name) for name in row.shown)
             parts.append(f"| {row.what} | {row.expected} | {shown} | {row.missing} |")
         parts.append("")
+    parts += ["| resumed to the byte | stopped | shown by |", "|---|---|---|"]
+    parts += [f"| {row.what} | {row.expected} | {'<br>'.join(map(_shown, row.shown))} |" for row in RESUMED]
     return "\n".join(parts).rstrip()
 
 

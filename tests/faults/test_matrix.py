@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from matrix import FAULTS, PAGE, PROMISES, Row, with_table
+from matrix import FAULTS, PAGE, PROMISES, RESUMED, Row, with_table
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("row", [*PROMISES, *FAULTS], ids=lambda row: row.what)
+@pytest.mark.parametrize("row", [*PROMISES, *FAULTS, *RESUMED], ids=lambda row: row.what)
 def test_what_shows_a_row_is_there(row: Row) -> None:
     assert row.shown or row.missing, "neither shown nor said to be missing"
     [parts] = re.findall(r"^PARTS = \((.*)\)$", (TESTS / "faults" / "campaign.py").read_text(), re.MULTILINE)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
 from spoken import episode, spoken_once
 
 from ippo_cli.config.errors import RewardError
-from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, Processor, RewardKind
+from ippo_cli.config.schema import (
+    CreditAssignment,
+    FunctionRewardConfig,
+    MixRewardConfig,
+    Processor,
+    RewardConfig,
+    RewardKind,
+)
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.counterfactual import answers_to_prompts, recombined_baseline
 from ippo_cli.rewards.environment import EnvironmentReward
+from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, mixed_scores, processed, score, stop_beyond_budget
 from ippo_cli.types import Episode
@@ -101,7 +110,31 @@ def main() -> dict[str, Any]:
     found["by turn"], found["by turn valid"] = low.score.tolist(), low.valid.tolist()
     found["by turn failed"], found["by turn told"] = low.failed.tolist(), by_turn.failure
     found["counterfactual"] = divided_prompts()
+    found["mix"] = mixed_of(lambda rows: [[1.0, 2.0, 3.0], [4.0, 5.0, math.nan]][RANK], rows)
+    found["mix of one rank"] = mixed_of(lambda rows: [[1.0, 2.0, 3.0], [math.nan] * 3][RANK], rows)
     return found
+
+
+def mixed_of(numbers: Callable[[Any], list[float]], rows: Sequence[Episode]) -> list[float]:
+    """The scores of a mix of these numbers, normalized, and twice 1; not a number is what fails."""
+
+    def part(episodes: Any) -> Reward:
+        team = numbers(episodes) if len(episodes) == 3 else [math.nan] * len(episodes)
+        return Reward(team=team, failures={row: ValueError("no") for row, one in enumerate(team) if math.isnan(one)})
+
+    parts = {
+        "a": MixPart(reward=part, weight=1.0, divisible=True),
+        "b": MixPart(reward=ones, weight=2.0, divisible=True),
+    }
+    common = {leaf.name: getattr(settings(processor=[]), leaf.name) for leaf in fields(RewardConfig)}
+    own = {"parts": dict.fromkeys(parts, settings()), "weights": {"b": 2.0}, "normalize": ["a"]}
+    config = MixRewardConfig(**{**common, "kind": RewardKind.mix}, **own)  # type: ignore[arg-type]
+    scored = score(MixReward(parts, ["low"], 1.0), rows, config, {"low": ScoreMoments()})
+    return scored.scores["low"].score[:, 0].tolist()
+
+
+def ones(episodes: Any) -> Reward:
+    return Reward(team=[1.0] * len(episodes))
 
 
 def divided_prompts() -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.function import FunctionReward
 from ippo_cli.rewards.responses import OfResponses
@@ -195,6 +196,10 @@ async def waiting(example, responses):
     running -= 1
     return {"team": example["n"], "parts": {"most": most}}
 
+async def going_on(example, responses):
+    from ippo_cli.engine import progress
+    return float(progress.allowed())
+
 async def together(examples, responses):
     await asyncio.sleep(0)
     return {"team": [example["n"] for example in examples]}
@@ -234,8 +239,9 @@ def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own:
     assert (found.agent["solo"][2], found.parts["long"][2]) == (0.5, 2)
 
 
-def test_a_function_of_one_row_may_read_its_episode(own: Any) -> None:
-    function = own("told", per_sample=True)
+@pytest.mark.parametrize("process", [False, True])
+def test_a_function_of_one_row_may_read_its_episode_wherever_it_runs(process: bool, own: Any) -> None:
+    function = own("told", per_sample=True, process=process)
     talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
     found = OfResponses(function, ["solo"], with_episodes=function.with_episodes)(talk)
     assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}
@@ -247,6 +253,13 @@ def test_async_calls_wait_together_within_their_bound_and_their_time(own: Any) -
     assert max(found.parts["most"][row] for row in (0, 2, 3)) == 2
     assert [str(error) for error in found.failures.values()] == ["it took longer than 0.5 s"]
     assert own("together")(ROWS, TEXTS).team == [0, 1, 2, 3]
+
+
+def test_a_call_with_a_time_limit_is_no_hang_before_it_and_each_answer_is_progress(own: Any) -> None:
+    before = progress.count()
+    assert own("going_on", per_sample=True, timeout_s=5.0)(ROWS, TEXTS).team == [1.0, 1.0, 1.0, 1.0]
+    assert own("going_on", per_sample=True)(ROWS, TEXTS).team == [0.0, 0.0, 0.0, 0.0]
+    assert progress.count() - before >= 8
 
 
 def test_a_process_of_its_own_can_be_killed_and_costs_only_its_row(own: Any) -> None:

@@ -67,3 +67,9 @@ def test_credit_is_against_answers_to_the_same_prompt_on_whatever_rank(found: li
     # The second one's are a c c beside y x y, the last two on the other rank: `a` would have been worth 1 beside x.
     expected = [1.0, 6.0, -0.5, 0.0, -0.5, 0.0]
     assert [*found[0]["counterfactual"], *found[1]["counterfactual"]] == pytest.approx(expected)
+
+
+def test_a_part_of_a_mix_is_normalized_over_the_rows_of_all_ranks_that_have_it(found: list[dict[str, Any]]) -> None:
+    expected = [(number - 3) / 2.5**0.5 + 2 for number in (1, 2, 3, 4, 5)]
+    assert [*found[0]["mix"], *found[1]["mix"]] == pytest.approx([*expected, 0.0])
+    assert [rank["mix of one rank"] for rank in found] == [pytest.approx([1.0, 2.0, 3.0]), [0.0] * 3]

@@ -11,8 +11,10 @@ import datasets
 import pytest
 
 from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
+from ippo_cli.tasks.task import load_task
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
 AS_THEY_ARE: dict[str, Any] = {"train_size": None, "eval_size": None, "eval_share": None, "weights": None}
@@ -289,3 +291,20 @@ def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path
     train, held_out = jsonl_examples(config(str(file), str(file), streaming=True, train_size=4, eval_size=2), seed=0)
     assert [str(row["n"]) for row in rows(train)] == list("0123")
     assert len(held_out) == 2
+
+
+def test_tasks_of_problems_and_of_preferences_read_their_rows(tmp_path: Path) -> None:
+    solved = [{"problem": "1+1", "solution": "so \\boxed{2}"}, {"problem": "?", "solution": "open"}]
+    pairs = [
+        {"chosen": f"\n\nHuman: {n}?\n\nAssistant: a", "rejected": f"\n\nHuman: {n}?\n\nAssistant: b"} for n in "xy"
+    ]
+    for name, lines in (("math", solved), ("preference_prompts", pairs)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        made = load_config([f"task={name}", f"task.train={file}", f"task.eval={file}", "actor=full", "actor.model=x"])
+        assert isinstance(made.task, JsonlConfig)
+        task = load_task(made.task, seed=0)
+        ((agent, first),) = task.dry_run.first.items()
+        assert len(task.train) == {"math": 1, "preference_prompts": 2}[name]
+        assert task.train[0].get("answer", "2") == "2"
+        assert first.startswith({"math": "1+1\n", "preference_prompts": "\n\nHuman: x?\n\nAssistant:"}[name]), agent

@@ -109,6 +109,7 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
     assert by_prompt["sampled/right/pass@2"].tolist() == [row % 2 / 2 for row in rows]
     certain = intervals(found, seed=0)
     assert certain["sampled/right"]["by"] == certain["sampled/right/pass@4"]["by"] == "wilson"
+    assert certain["greedy/low/response_length"] == {"low": 0.0, "high": 0.0, "by": "bootstrap"}, "no share, though 0"
     assert certain["sampled/near"] == {"low": 0.5, "high": 0.5, "by": "bootstrap"}
     assert certain["greedy/right"]["low"] < odd < certain["greedy/right"]["high"]
 

@@ -16,6 +16,7 @@ import torch
 from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
 from ippo_cli.config.load import from_yaml
+from ippo_cli.training.launch import _free_port as free_port
 from ippo_cli.training.launch import _Ranks
 from ippo_cli.training.process import run_training
 
@@ -155,6 +156,22 @@ def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
     assert json.loads((folder / "run.json").read_text())["state"] == "done"
     manifest = json.loads((folder / "checkpoints" / "step_00000001" / "manifest.json").read_text())
     assert "rng_rank_1.json" in manifest["files"]
+
+
+@pytest.mark.slow
+def test_one_line_typed_on_two_machines_makes_one_run(tmp_path, whole, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    machines = []
+    for number in ("0", "1"):
+        monkeypatch.setenv("NODE_RANK", number)
+        machines.append(ippo_train(tmp_path, "launch.nodes=2", "deepspeed=zero2", *LONG, "stop_after=1"))
+    for machine in machines:
+        finished(machine)
+    first, last = rows(only_run(tmp_path))
+    expected = rows(whole)[:2]
+    assert first == expected[0]
+    assert {key: last[key] for key in expected[1]} == expected[1]
 
 
 @pytest.mark.slow

@@ -207,7 +207,9 @@ def test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order(
 def test_two_ranks_take_turns_beside_a_frozen_agent_and_partners_as_one_rank_does(tmp_path: Path) -> None:
     keys = [*SHORT, *MID, *ROUND_ROBIN, "task.agents.mid.frozen=true", "critic=centralized"]
     keys += ["team.partners.every=1", "team.partners.size=2", "team.partners.share=0.25"]
+    keys += ["evaluation.size=5", "evaluation.num_generations=3"]  # a row's samples are parted among the ranks
     one = rows(train(tmp_path / "one", *keys))
+    assert {"eval/sampled/exact/pass@2", "eval/sampled/exact/pass@3"} <= one[0].keys()
     folder = train_on_two_ranks(tmp_path / "two", *keys)
     assert [("low/policy/steps" in row, "high/policy/steps" in row) for row in one[1:]] == [
         (True, False),

@@ -19,7 +19,7 @@ def reward(examples, responses):
     global calls
     calls += 1
     assert os.environ["PIT_API_KEY"].startswith("canary")
-    if calls == 4 and not os.environ.get("CALM"):
+    if calls >= 4 and not os.environ.get("CALM"):
         raise ValueError("401 for key " + os.environ["PIT_API_KEY"] + " at https://me:word@host")
     return {"team": [float(len(text)) for text in responses["low"]]}
 """

@@ -41,7 +41,9 @@ def main(folder: Path, scene: str, rank: int) -> None:
         distributed.barrier()
     elif scene == "suspended":
         (folder / "there").touch()
-        works(4 * LIMIT_S)
+        time.sleep(0.3 * LIMIT_S)  # is over as soon as the job goes on
+        time.sleep(0.2 * LIMIT_S)  # and is looked at before anything is done
+        works(LIMIT_S)
     else:
         child = subprocess.Popen(["sleep", "600"])
         (folder / f"child{rank}").write_text(str(child.pid))

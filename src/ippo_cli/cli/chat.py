@@ -12,7 +12,8 @@ from ippo_cli.cli.help import CHAT_HELP, asks_for_help, asks_for_version
 
 OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
 GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made
-PLAIN = ("task=jsonl", "task.agents.solo.template='{message}'", "task.eval=none")  # of a model that is no run's
+# Of a model that is no run's: nothing is read, scored or trained.
+PLAIN = ("task=jsonl", *(f"task.agents.solo.{key}='{{message}}'" for key in ("template", "answer")), "task.eval=none")
 
 
 def main() -> NoReturn:

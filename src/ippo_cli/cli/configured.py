@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
+"""Keys on which it depends which of the training rows are held out."""
+
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
 
@@ -53,8 +56,10 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
     saved = saved_overrides(folder)
     config = composed([*saved, *overrides], overrides, of_model=False, data=data)
     refuse_changed(folder, saved, overrides)
-    if any(text.lstrip("+").startswith("task.eval_size=") for text in overrides):
+    typed = {text.partition("=")[0].lstrip("+") for text in overrides}
+    if "task.eval_size" in typed:
         _refuse_trained_examples(config, folder)
+    _refuse_other_shares(config, typed)
     return config
 
 
@@ -102,6 +107,23 @@ def _refuse_made_locally(config: Config) -> None:
                 f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
                 "is a model that a run makes, and model= is there already",
                 f"add task.agents.{name}.actor=full, or evaluate the run",
+            )
+
+
+def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
+    """Where a share of the training rows is held out, what else says which rows there are decides which these are."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import JsonlConfig
+
+    if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
+        return
+    for key in sorted(typed):
+        if key.startswith(SHARING):
+            raise ConfigError(
+                key,
+                f"would hold out other rows than the run did (task.eval_share={config.task.eval_share}), trained ones "
+                "among them",
+                "name other data: task.eval_share=null task.eval=FILE",
             )
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 from ippo_cli import __version__
 from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
 from ippo_cli.cli.help import EXPORT_HELP, asks_for_help, asks_for_version
+from ippo_cli.config.secrets import kept, redacted
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
 
@@ -49,7 +50,7 @@ def _export(argv: list[str]) -> None:
         agents=names(own.get("agent", "")),
         merged=merged,
         critic=critic,
-        command=shlex.join(["ippo-export", *argv]),
+        command=redacted(shlex.join(["ippo-export", *kept(list(argv))])),
     )
     export(config, wanted, lambda line: print(line, flush=True))
 

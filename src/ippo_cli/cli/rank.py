@@ -24,7 +24,8 @@ def main() -> NoReturn:
         from ippo_cli.training.process import run_training
 
         resumed = "--resumed" in sys.argv[2:]
-        run_training(from_yaml(config_file(folder, resumed=resumed)), folder, resumed=resumed)
+        config = from_yaml(config_file(folder, resumed=resumed), with_secrets=True)
+        run_training(config, folder, resumed=resumed)
 
     leave(guarded(train, []))
 

@@ -279,7 +279,9 @@ class _Sweeping:
         config = typed(plain)
         check(config, world_size(config, None))
         check_job_of(self.sweep, config)
-        fit_into(self.sweep, row, plain, config)
+        fit_into(
+            self.sweep, row, plain, config, begun=self.resumed is not None and (self.resumed / row.folder).is_dir()
+        )
         if self.resumed is not None:
             refuse_resume(self.resumed / row.folder, plain, config)
             sweep_folder.end(row, "waiting", None, None)

@@ -87,7 +87,8 @@ def run_row(this: Sweep, row: Row, compose: Callable[[], dict[str, Any]]) -> flo
             code = INTERRUPTED if left_by == signal.SIGINT else Preempted.exit_code
         if row_now(this.folder, row.job).pruned_at is not None and state in ("preempted", "done"):
             state, code, error = "pruned", 0, None  # by what was asked of it, had it ended by then or not
-        requeues = code == Preempted.exit_code and left_by in OF_SCHEDULERS and launchers.may_requeue(os.environ)
+        by_scheduler = left_by is None or left_by in OF_SCHEDULERS  # None: before its job's end, which it knows
+        requeues = code == Preempted.exit_code and by_scheduler and launchers.may_requeue(os.environ)
         with changed(this.folder, row.job) as kept:
             sweep_folder.end(kept, "waiting" if requeues else state, code, error)
             sweep_folder.note_run(kept, folder)
@@ -143,7 +144,8 @@ def refuse_resume(folder: Path, plain: dict[str, Any], config: Config) -> None:
     checkpoints = all_checkpoints(folder / "checkpoints")
     if checkpoints:
         refuse_drift(folder, dict(leaves(plain)))
-        refuse_other_world_size(checkpoints[-1], config.launch.processes)
+        if not config.checkpoint.reshard:
+            refuse_other_world_size(checkpoints[-1], config.launch.processes)
 
 
 def _outcome(train: Callable[[], None], folder: Path) -> tuple[str, int, str | None]:

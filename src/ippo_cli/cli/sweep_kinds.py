@@ -34,9 +34,12 @@ def search_of(sweep: SweepConfig, overrides: Sequence[str], options: Callable[[s
     return OptunaSearch(sweep, space, fixed)
 
 
-def fit_into(sweep: SweepConfig, row: Row, plain: dict[str, Any], config: Config) -> None:
-    """Give a job, its row and its values, what follows from the sweep: a share of the cores, a generation's end."""
-    if sweep.at_once > 1 and config.launch.threads is None:
+def fit_into(sweep: SweepConfig, row: Row, plain: dict[str, Any], config: Config, *, begun: bool) -> None:
+    """Give a job, its row and its values, what follows from the sweep: a share of the cores, a generation's end.
+
+    One that has begun keeps its threads: another number rounds differently.
+    """
+    if sweep.at_once > 1 and not begun and config.launch.threads is None:
         threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.at_once, 1)
         _set(row, plain, "launch.threads", threads)
     if isinstance(sweep, PopulationSweepConfig):

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ippo_cli.config.errors import storing
+from ippo_cli.config.errors import ResumeError, storing
 from ippo_cli.training.folder import JOB_FILE, NEXT, all_checkpoints, write_atomically
 
 LEFT_OUT = (
@@ -28,6 +28,8 @@ def inherit(parent: Path, child: Path) -> None:
     """
     if all_checkpoints(child / "checkpoints"):
         return
+    if not all_checkpoints(parent / "checkpoints"):
+        raise ResumeError(f"{parent} has no checkpoint for {child.name} to go on from")
     partial = child.with_name(f".{child.name}.partial")
     with storing(str(child)):
         shutil.rmtree(partial, ignore_errors=True)

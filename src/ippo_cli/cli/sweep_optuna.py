@@ -32,6 +32,7 @@ class OptunaSearch:
             raise ConfigError("sweep=optuna", "needs a package that is not installed", "pip install 'ippo-cli[sweeps]'")
         self.config, self.space, self.fixed = config, space, list(fixed)
         self.total = config.trials
+        self._curves: dict[int, Curve] = {}  # of jobs that are done, which stay as they are
 
     def due(self, folder: Path, rows: Sequence[Row]) -> list[Row]:
         number = len(rows) + 1
@@ -53,8 +54,11 @@ class OptunaSearch:
     def hopeless(self, folder: Path, row: Row, rows: Sequence[Row]) -> int | None:
         if not self.config.prune:
             return None
-        others = [judged_curve(folder, other) for other in self._known(row.job, rows) if other.state == "done"]
-        return behind(judged_curve(folder, row), others, self.config)
+        done = [other for other in self._known(row.job, rows) if other.state == "done" and other.pruned_at is None]
+        for other in done:
+            if other.job not in self._curves:
+                self._curves[other.job] = judged_curve(folder, other)
+        return behind(judged_curve(folder, row), [self._curves[other.job] for other in done], self.config)
 
     def _known(self, number: int, rows: Sequence[Row]) -> list[Row]:
         """The jobs whose end a job may depend on, in their order."""

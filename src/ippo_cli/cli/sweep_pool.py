@@ -58,7 +58,10 @@ class JobPool:
         environment = os.environ | devices_of(number, int(plain["launch"]["processes"]), os.environ)
         place.job = row.job
         place.process = subprocess.Popen(
-            [sys.executable, "-m", "ippo_cli.cli.sweep_worker"], stdin=subprocess.PIPE, env=environment
+            [sys.executable, "-m", "ippo_cli.cli.sweep_worker"],
+            stdin=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # Ctrl-C reaches the job once, through the sweep
         )
         assert place.process.stdin is not None
         told = {"sweep": asdict(self._this) | {"folder": str(self._this.folder)}, "row": asdict(row), "plain": plain}
@@ -91,7 +94,10 @@ class JobPool:
 
 
 def devices_of(place: int, ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of one of several jobs, as many as it has ranks; fewer jobs than that have them to themselves."""
+    """The GPUs of one of several jobs that train at a time: as many as it has ranks, dealt out in turn.
+
+    Where there are no more than one job needs, all jobs share them.
+    """
     if VISIBLE in environ:
         known = [name for name in environ[VISIBLE].split(",") if name]
     else:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -82,11 +82,12 @@ def table(summary: Summary) -> str:
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
     head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
+    by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:
         body = aligned(
             ["generation", "member", "job", "from job", "values", "state", "last"],
-            [_member(job) for job in sorted(summary.jobs, key=_place)],
+            [_member(job, by_number) for job in sorted(summary.jobs, key=_place)],
             wide=4,
         )
     else:
@@ -126,13 +127,16 @@ def _told(state: str, number: int, group: Configuration) -> str:
     return f"{number} {state}{where}"
 
 
-def _member(job: Job) -> list[str]:
+def _member(job: Job, by_number: Mapping[int, Job]) -> list[str]:
+    """A member's line: its values, or what is another one than its parent's."""
+    parent = by_number[job.parent].overrides if job.parent is not None else ()
+    own = [text for text in job.overrides if text not in parent and not text.startswith("stop_after=")]
     return [
         str(job.generation),
         str(job.member),
         str(job.number),
         "-" if job.parent is None else str(job.parent),
-        " ".join(job.overrides),
+        " ".join(own) or ("as they were" if job.parent is not None else ""),
         job.state,
         "-" if job.last is None else f"{job.last:.3f}",
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ippo_cli.cli import sweep_folder
-from ippo_cli.cli.sweep_folder import Row, rows_of
+from ippo_cli.cli.sweep_folder import Row, changed, rows_of
 from ippo_cli.cli.sweep_job import Sweep
 from ippo_cli.cli.sweep_pool import JobPool
 from ippo_cli.cli.sweep_summary import curve_of, metric_of
@@ -70,6 +70,7 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
     """
     pool = JobPool(this, at_once)
     started: set[int] = set()
+    judged: dict[int, int] = {}  # bytes of its metrics, by job
     while True:
         rows = rows_of(this.folder)
         if not pool.leaves:
@@ -84,17 +85,49 @@ def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: di
             search.prepare(this.folder, row, rows)
             started.add(row.job)
             pool.start(row, plains[row.job])
-        if pool.reap():
+        ended = pool.reap()
+        if ended:
+            _judged(search, this.folder, ended)
             continue
         if not pool.jobs and (pool.leaves or not waiting):
             return
-        for row in rows:
-            if row.job in pool.jobs and row.pruned_at is None:
-                at = search.hopeless(this.folder, row, rows)
-                if at is not None:
-                    print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
-                    pool.prune(row.job, at)
+        _prune_hopeless(search, this.folder, rows, pool, judged)
         time.sleep(POLL_S)
+
+
+def _prune_hopeless(search: Search, folder: Path, rows: Sequence[Row], pool: JobPool, judged: dict[int, int]) -> None:
+    """Ask the jobs to leave that have fallen behind; each is judged when it has logged more than before."""
+    for row in rows:
+        if (
+            row.job not in pool.jobs
+            or row.pruned_at is not None
+            or judged.get(row.job) == (size := _logged(folder, row))
+        ):
+            continue
+        judged[row.job] = size
+        at = search.hopeless(folder, row, rows)
+        if at is not None:
+            print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
+            pool.prune(row.job, at)
+
+
+def _logged(folder: Path, row: Row) -> int:
+    """How much a job has logged, in bytes."""
+    try:
+        return (folder / row.folder / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0
+
+
+def _judged(search: Search, folder: Path, ended: Sequence[int]) -> None:
+    """A job that ended before it could be asked to is judged as any other: how fast it was decides nothing."""
+    rows = rows_of(folder)
+    for row in rows:
+        if row.job in ended and row.state == "done":
+            at = row.pruned_at if row.pruned_at is not None else search.hopeless(folder, row, rows)
+            if at is not None:
+                with changed(folder, row.job) as kept:
+                    kept.state, kept.pruned_at = "pruned", at
 
 
 def taken_up(folder: Path, search: Search, make: Make) -> tuple[list[Row], dict[int, dict[str, Any]]]:

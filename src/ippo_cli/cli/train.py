@@ -64,11 +64,12 @@ def _with_hydra(typed: Sequence[str]) -> None:
     argv, folder = continued(argv)
     if folder is not None:
         check_own_files(argv)
-    _run_job(argv, folder)
+    _run_job(argv, folder, typed)
 
 
-def _run_job(argv: Sequence[str], folder: Path | None) -> None:
-    """One run through Hydra, which takes its overrides from `sys.argv`; `folder`: the run to resume."""
+def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> None:
+    """One run through Hydra, which takes its overrides from `sys.argv`; `folder`: the run to resume; `typed`: what was
+    typed, for the ranks of several machines."""
     import hydra
 
     from ippo_cli.cli.diagnose import offered
@@ -80,7 +81,7 @@ def _run_job(argv: Sequence[str], folder: Path | None) -> None:
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(node: DictConfig) -> None:
         try:
-            train(node, folder)
+            train(node, folder, typed)
         except Exception as error:  # raised below: Hydra would print it in its own words
             failures.append(error)
 
@@ -95,10 +96,10 @@ def _run_job(argv: Sequence[str], folder: Path | None) -> None:
         raise failures[0]
 
 
-def train(node: DictConfig, folder: Path | None) -> None:
+def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> None:
     """One run: check the composition, then train in this process, in ranks of its own, or as one of outside ranks.
 
-    `folder` is the run to resume; None starts a new one.
+    `folder` is the run to resume; None starts a new one. `arguments` are what every rank of several machines is given.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -114,7 +115,7 @@ def train(node: DictConfig, folder: Path | None) -> None:
     from ippo_cli.engine.launchers import external_world_size, ranks_from
     from ippo_cli.training.faults import arm, fault_point
     from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
-    from ippo_cli.training.launch import run_ranks
+    from ippo_cli.training.launch import run_node, run_ranks
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
@@ -131,6 +132,9 @@ def train(node: DictConfig, folder: Path | None) -> None:
         from ippo_cli.training.plan import show_plan
 
         show_plan(config)
+        return
+    if outside is None and config.launch.nodes > 1:
+        run_node(arguments, config.launch.processes, config.launch.nodes)
         return
     resumed = folder is not None
     if not resumed:

@@ -84,7 +84,7 @@ def _check_weights(task: JsonlConfig) -> None:
 def _check_streaming(task: JsonlConfig, *, training: bool) -> None:
     if task.eval_share is not None:
         raise ConfigError(
-            "task.streaming=true", "reads the first rows alone, and task.eval_share all", "use one of them"
+            "task.streaming=true", "reads the first rows alone, and task.eval_share all", "leave one of the two out"
         )
     for key in ("train_size", "eval_size") if training else ("eval_size",):
         if getattr(task, key) is None:

@@ -10,7 +10,7 @@ from ippo_cli.config.schema import Config, Mode
 
 def world_size(config: Config, outside: int | None) -> int:
     """Ranks of the run that is started or planned; `outside`: how many another launcher has started."""
-    return config.plan.devices or outside or config.launch.processes
+    return config.plan.devices or outside or config.launch.processes * config.launch.nodes
 
 
 def check_plan(config: Config) -> None:

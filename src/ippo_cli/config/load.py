@@ -180,14 +180,16 @@ def to_yaml(plain: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
 
 
-def from_yaml(path: Path) -> schema.Config:
-    """The configuration that a run's folder holds. It is data: nothing in it is instantiated, and nothing
-    interpolated but the names of variables that hold secrets."""
+def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
+    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated.
+
+    `with_secrets`: for the run itself, names of variables that hold secrets are their values again.
+    """
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
-    return typed(restored(plain))
+    return typed(restored(plain) if with_secrets else plain)  # type: ignore[arg-type]
 
 
 def shown(node: DictConfig, *, resolve: bool) -> str:

@@ -35,6 +35,8 @@ from ippo_cli.config.schema import (
 )
 
 SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local where nothing can be lost"
+COMPARES = (ExactMatchConfig, Gsm8kRewardConfig, MathRewardConfig, NumberRewardConfig)
+JUDGES_EXAMPLES = (*COMPARES, CodeRunConfig, GridRewardConfig)
 
 
 def rewards_of(config: Config) -> Iterator[tuple[str, Config]]:
@@ -55,8 +57,7 @@ def check_rewards(config: Config) -> None:
     for where, own in rewards_of(config):
         _check_keys(own.reward, where)
         check_reward_model(own.reward, where)
-        _check_task_of(own, where)
-        _check_reward_of_task(own)
+        _check_reward_of_task(own, where)
 
 
 def whole_batch(reward: RewardConfig) -> bool:
@@ -102,28 +103,6 @@ def _check_pattern(reward: FormatRewardConfig, where: str) -> None:
         raise ConfigError(f"{where}.pattern={reward.pattern}", "is no regular expression", str(error)) from error
 
 
-def _check_task_of(config: Config, where: str) -> None:
-    reward = config.reward
-    if isinstance(reward, MathRewardConfig | CodeRunConfig) and isinstance(config.task, WorldConfig):
-        raise ConfigError(
-            f"{where}.kind={reward.kind.value}",
-            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
-            "use reward=environment or reward=function",
-        )
-    if isinstance(reward, MathRewardConfig) and all(agent.answer is None for agent in config.task.agents.values()):
-        raise ConfigError(
-            f"task.agents.{next(iter(config.task.agents))}.answer=null",
-            f"leaves {reward.kind.value} nothing to compare with",
-            "give the reference answer as a template such as '{answer}'",
-        )
-    if isinstance(reward, CodePairRewardConfig) and len(config.task.agents) != 2:
-        raise ConfigError(
-            f"{where}.kind=code_pair",
-            f"is for two agents, and there are {len(config.task.agents)}",
-            "use task=code_pair, or reward=code",
-        )
-
-
 def _check_mix(config: Config, mix: MixRewardConfig) -> None:
     if not mix.parts:
         raise ConfigError(
@@ -162,8 +141,8 @@ def _check_reward(config: Config) -> None:
             "are no interval",
             "set clip_low below clip_high",
         )
-    for _, own in rewards_of(config):
-        _check_weights_and_names(own.reward)
+    for where, own in rewards_of(config):
+        _check_weights_and_names(own.reward, where)
     if whole_batch(reward) and reward.reward_batch_rows:
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
@@ -172,11 +151,15 @@ def _check_reward(config: Config) -> None:
         )
 
 
-def _check_weights_and_names(reward: RewardConfig) -> None:
+def _check_weights_and_names(reward: RewardConfig, where: str) -> None:
     if isinstance(reward, NumberRewardConfig) and not (reward.right or reward.near or reward.bare):
-        raise ConfigError("reward.right=0 reward.near=0 reward.bare=0", "leave no reward", "set one of them")
+        raise ConfigError(
+            " ".join(f"{where}.{key}=0" for key in ("right", "near", "bare")), "leave no reward", "set one of them"
+        )
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
-        raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+        raise ConfigError(
+            f"{where}.function=null", "names no function", f"set {where}.function=path/to/file.py:function"
+        )
 
 
 def _check_reward_batches(config: Config) -> None:
@@ -189,31 +172,37 @@ def _check_reward_batches(config: Config) -> None:
         )
 
 
-def _check_reward_of_task(config: Config) -> None:
+def _check_reward_of_task(config: Config, where: str) -> None:
     """What a reward asks of the task."""
     reward = config.reward
     world = isinstance(config.task, WorldConfig)
     own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
     if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
         raise ConfigError(
-            "reward.kind=environment",
+            f"{where}.kind=environment",
             f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig | GridRewardConfig) and world:
+    if isinstance(reward, JUDGES_EXAMPLES) and world:
         raise ConfigError(
-            f"reward.kind={reward.kind.value}",
+            f"{where}.kind={reward.kind.value}",
             f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
             "use reward=environment or reward=function",
         )
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
         raise ConfigError(
-            "reward.kind=grid",
+            f"{where}.kind=grid",
             "scores walks, and this task's examples have no grid to walk on",
             "use task=probe_grid, or another reward",
         )
+    if isinstance(reward, CodePairRewardConfig) and len(config.task.agents) != 2:
+        raise ConfigError(
+            f"{where}.kind=code_pair",
+            f"is for two agents, and there are {len(config.task.agents)}",
+            "use task=code_pair, or reward=code",
+        )
     answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
-    if isinstance(reward, ExactMatchConfig | Gsm8kRewardConfig | NumberRewardConfig) and not answers:
+    if isinstance(reward, COMPARES) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
             f"leaves {reward.kind.value} nothing to compare with",

@@ -29,7 +29,8 @@ VALUE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
-TYPED = re.compile(r"""([\w.+~-]+)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
+# Names are read whole or not at all: a text of megabytes without a blank would be read again from each character.
+TYPED = re.compile(r"""(?<![\w.+~-])([\w.+~-]++)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
 REFERENCE = re.compile(r"\$\{oc\.env:(\w+)\}")
 LEFT_OUT = "<secret>"
 
@@ -93,7 +94,7 @@ def restored(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
 
 def _value(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     name = reference[1]
-    if name in environ:
+    if name in environ and (is_secret_name(name) or VALUE.search(environ[name])):
         return environ[name]
     if is_secret_name(name):
         raise ConfigError(f"${{oc.env:{name}}}", "is not set", f"the run was started with a secret in it: set {name}")

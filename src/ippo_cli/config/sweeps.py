@@ -25,6 +25,10 @@ def check_sweep(sweep: SweepConfig) -> None:
 
 def check_job_of(sweep: SweepConfig, config: Config) -> None:
     """Raise `ConfigError` for a run that a sweep of this kind can do nothing with."""
+    if config.launch.nodes > 1:
+        raise ConfigError(
+            f"launch.nodes={config.launch.nodes}", "is of one run, and jobs of a sweep have one machine", "leave it out"
+        )
     if isinstance(sweep, OptunaSweepConfig) and sweep.prune and config.evaluation.every == 0:
         raise ConfigError(
             "sweep.prune=true",

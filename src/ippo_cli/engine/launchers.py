@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from ippo_cli.config.errors import ConfigError
+
+NODE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
@@ -56,6 +60,19 @@ def ranks_from(environ: Mapping[str, str]) -> Ranks:
     if not 0 <= rank < world_size or local_rank < 0:
         raise RuntimeError(f"{names[0]}={rank} {names[1]}={world_size} {names[2]}={local_rank} name no possible rank")
     return Ranks(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+def node_rank(environ: Mapping[str, str], nodes: int) -> int:
+    """Which of several machines this is, where the same line is typed on each. Raises `ConfigError` where none says."""
+    setting = f"launch.nodes={nodes}"
+    missing = [name for name in NODE if name not in environ]
+    example = "MASTER_ADDR=node1 MASTER_PORT=29500 NODE_RANK=0 ippo-train ..., with another NODE_RANK on each machine"
+    if missing:
+        raise ConfigError(setting, f"needs {' and '.join(missing)} in the environment", f"type {example}")
+    number = environ["NODE_RANK"]
+    if not number.isdecimal() or int(number) >= nodes:
+        raise ConfigError(f"NODE_RANK={number}", f"is no machine of {setting}", f"use 0 to {nodes - 1}")
+    return int(number)
 
 
 def local_world_size(environ: Mapping[str, str]) -> int | None:

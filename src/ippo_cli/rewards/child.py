@@ -65,15 +65,15 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        named = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
-        return {name: plain(part) for name, part in named.items() if not _is_default(part)}
     if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
         return plain(value.tolist())
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [plain(part) for part in value]
     if hasattr(value, "__float__"):
         return float(value)
+    if is_dataclass(value):
+        named = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
+        return {name: plain(part) for name, part in named.items() if not _is_default(part)}
     raise TypeError(f"it returned {value!r:.60}, which is neither a number nor made of numbers")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Call, CallFailed, Processes
 from ippo_cli.rewards.responses import Responses
@@ -106,15 +107,19 @@ class FunctionReward:
                     return await self._in_time(self.function(*call[0], **call[1]))
                 except (Exception, SystemExit) as error:
                     return as_failure(error)
+                finally:
+                    progress.made()
 
         return list(await asyncio.gather(*(one(call) for call in calls)))
 
     async def _in_time(self, awaitable: Awaitable[Any]) -> Any:
         if self.timeout_s is None:
             return await awaitable
+        limit = asyncio.timeout(self.timeout_s)
         try:
-            async with asyncio.timeout(self.timeout_s) as limit:
-                return await awaitable
+            with progress.within(self.timeout_s):
+                async with limit:
+                    return await awaitable
         except TimeoutError as error:
             raise CallFailed(f"it took longer than {self.timeout_s:g} s") if limit.expired() else error from None
 
@@ -142,6 +147,8 @@ def _attempted(function: Callable[..., Any], call: Call) -> Any:
         return function(*call[0], **call[1])
     except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
         return as_failure(error)
+    finally:
+        progress.made()
 
 
 def _raised(result: Any) -> Any:

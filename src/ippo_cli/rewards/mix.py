@@ -159,8 +159,8 @@ def _added(left: float, right: float, weight: float) -> float:
     return left + weight * right
 
 
-def _added_lists(left: Sequence[float] | float, right: Sequence[float], weight: float) -> list[float]:
-    before = [0.0] * len(right) if isinstance(left, float) else left
+def _added_lists(left: list[float] | float, right: Sequence[float], weight: float) -> list[float]:
+    before = left if isinstance(left, list) else [0.0] * len(right)
     return [old + weight * new for old, new in zip(before, right, strict=True)]
 
 

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.engine import progress
 from ippo_cli.rewards import child as child_program
 from ippo_cli.rewards.child import HEAD, packed
 
@@ -98,7 +99,8 @@ class Processes:
         children = {child.answers: child for child in self._busy}
         for number in children:
             poll.register(number, select.POLLIN)
-        ready = poll.poll(None if patience is None else patience * 1000 + 1)
+        with nullcontext() if patience is None else progress.within(patience):
+            ready = poll.poll(None if patience is None else patience * 1000 + 1)
         for number, _ in ready:
             self._receive(children[number], results)
         now = time.monotonic()
@@ -112,6 +114,7 @@ class Processes:
             self._failed(child, results, f"it ended its process ({child.how_it_ended()})")
             return
         if answer is not None:
+            progress.made()
             well, value = answer
             results[self._busy.pop(child)] = value if well else CallFailed(value)
             self._idle.append(child)

@@ -67,7 +67,8 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
     """Rows of all sources: one table where keys change nothing about them."""
     from datasets import concatenate_datasets
 
-    key, source, split = f"task.{part}", getattr(config, part), getattr(config, f"{part}_split")
+    key, source = f"task.{part}", getattr(config, part)
+    split = config.train_split if part == "train" else config.eval_split
     if source is None:
         raise ConfigError(f"{key}=null", "names no data", f"set {key} to a .jsonl or .parquet file or a hub dataset id")
     listed = list(map(str, source)) if isinstance(source, list) else [str(source)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeGuard
 
 from ippo_cli.types import Example
 
@@ -35,7 +35,7 @@ def prompt_of(row: Mapping[str, Any]) -> Example | None:
     return {**kept, "prompt": prompt, "history": history, "chosen": _answer(chosen), "rejected": _answer(rejected)}
 
 
-def _is_conversation(value: Any) -> bool:
+def _is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return listed and all(isinstance(one, Mapping) and "content" in one for one in value)
 

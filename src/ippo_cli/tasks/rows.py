@@ -122,8 +122,7 @@ class Preparation:
     def rows(self, table: Any, source: str) -> Rows:
         """Those of a table that are kept, as examples; how many are not is counted."""
         make, keep = self._maker(table), self._filter()
-        dropped = dict.fromkeys(key for key in ("task.map", "task.filter") if getattr(self.config, key[5:]))
-        left_out = dict.fromkeys(dropped, 0)
+        left_out = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}
         if not left_out:
             self.counts.append(Counts(source=source, read=len(table), dropped={}))
             return Rows(table, make, range(len(table)))
@@ -167,22 +166,11 @@ class Preparation:
         if wanted is None:
             return lambda example: True
         setting = f"task.filter={wanted}"
-        if names_code(wanted):
-            function: Callable[[Example], Any] = load_function(wanted, "task.filter")
-        else:
-            try:
-                expression = ENVIRONMENT.compile_expression(wanted, undefined_to_none=False)
-            except TemplateError as error:
-                raise ConfigError(
-                    setting, f"is no expression of Jinja's ({error})", "write level == 'easy', or path.py:function"
-                ) from error
-
-            def function(example: Example) -> Any:
-                return expression(**example)
+        wants = load_function(wanted, "task.filter") if names_code(wanted) else _expression(wanted, setting)
 
         def keep(example: Example) -> bool:
             try:
-                return bool(function(example))
+                return bool(wants(example))
             except IppoError:
                 raise
             except (Exception, SystemExit) as error:
@@ -191,6 +179,17 @@ class Preparation:
                 ) from error
 
         return keep
+
+
+def _expression(text: str, setting: str) -> Callable[[Example], Any]:
+    """An expression of Jinja's, of an example's fields."""
+    try:
+        compiled = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
+    except TemplateError as error:
+        raise ConfigError(
+            setting, f"is no expression of Jinja's ({error})", "write level == 'easy', or path.py:function"
+        ) from error
+    return lambda example: compiled(**example)
 
 
 def _column(name: str, wanted: Any, there: Sequence[str]) -> list[str]:

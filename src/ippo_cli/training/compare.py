@@ -10,6 +10,7 @@ from typing import Any
 
 from ippo_cli.config.errors import storing
 from ippo_cli.config.schema import Config
+from ippo_cli.config.secrets import kept
 from ippo_cli.engine import distributed
 from ippo_cli.training.console import Console
 from ippo_cli.training.estimates import by_row, paired
@@ -129,4 +130,4 @@ def _write(target: Path, record: Mapping[str, Any], samples: Sequence[Mapping[st
     with storing(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_samples(samples_file(target), samples)
-        write_atomically(target, json.dumps(record, indent=1) + "\n")
+        write_atomically(target, json.dumps(kept(dict(record)), indent=1) + "\n")

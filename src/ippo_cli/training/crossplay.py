@@ -18,6 +18,7 @@ from torch import Tensor
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, Dtype, JsonlConfig
+from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
@@ -334,7 +335,7 @@ def _folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str])
 def _write(target: Path, record: dict[str, Any], tables: Sequence[Table], names: Sequence[str]) -> None:
     with storing(str(target)):
         target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / "crossplay.json", json.dumps(record, indent=1) + "\n")
+        write_atomically(target / "crossplay.json", json.dumps(kept(record), indent=1) + "\n")
         write_atomically(target / "crossplay.csv", _csv(tables, names))
         if can_draw():
             draw(tables, names, target / "crossplay.png")

@@ -40,7 +40,8 @@ def intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
         mode = key.partition("/")[0]
         counted = episodes[key.partition("/pass@")[0]]
         there = counted[torch.isfinite(counted)]
-        if bool(((there == 0) | (there == 1)).all()):
+        shares = bool(((there == 0) | (there == 1)).all()) and not key.endswith("/response_length")
+        if shares:
             low, high, how = *share_interval(values, result.generations[mode]), "wilson"
         else:
             low, high, how = *bootstrap_interval(values, seed), "bootstrap"

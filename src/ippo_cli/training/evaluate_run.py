@@ -17,6 +17,7 @@ from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
+from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
@@ -290,7 +291,7 @@ def _write(target: Path, record: dict[str, Any], samples: Sequence[Mapping[str, 
     with storing(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_samples(samples_file(target), samples)
-        write_atomically(target, json.dumps(finite(record), indent=1) + "\n")
+        write_atomically(target, json.dumps(kept(finite(record)), indent=1) + "\n")
 
 
 def file_name(weights: str, seed: int, identity: Sequence[str]) -> str:

@@ -156,6 +156,7 @@ def _check(policy: FrozenAgent, folder: Path, config: Config, name: str, *, merg
     """
     dtype = DTYPES[config.task.agents[name].actor.dtype]
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any
     if merged:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     else:

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from ippo_cli.config.errors import HUNG, IppoError, ResumeError
-from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.engine.launchers import cores_per_rank, node_rank
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
 
@@ -56,14 +57,8 @@ def death(code: int) -> str:
 def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
     """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed."""
     port = _free_port()
-    ranks = _Ranks()
-    with handling(FORWARDED, ranks.forward):
-        try:
-            for rank in range(processes):
-                ranks.children.append(_start(folder, rank, processes, port, resumed=resumed))
-            failure = ranks.wait()
-        finally:
-            ranks.kill()
+    command = ["ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
+    failure = _together([_environment(rank, processes, processes, port) for rank in range(processes)], command)
     if failure is not None:
         with suppress(ResumeError):  # it may have ended before it had a state
             if failure.killed or (read_state(folder) == "running" and not failure.asked):
@@ -71,25 +66,54 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
         raise failure
 
 
-def _start(folder: Path, rank: int, processes: int, port: int, *, resumed: bool) -> subprocess.Popen[bytes]:
-    threads = os.environ.get("OMP_NUM_THREADS", str(cores_per_rank(os.environ, processes)))
-    environment = os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": threads,
-    }
-    command = [sys.executable, "-m", "ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
-    # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
-    return subprocess.Popen(command, env=environment, process_group=0)
+def run_node(arguments: Sequence[str], processes: int, nodes: int) -> None:
+    """Train in this machine's ranks of a run on several, where the same line was typed on each: every rank composes it
+    by itself, as one that somebody else started. Raises `RankFailure` likewise."""
+    node = node_rank(os.environ, nodes)
+    places = [
+        _environment(node * processes + local, nodes * processes, processes) | {"LOCAL_RANK": str(local)}
+        for local in range(processes)
+    ]
+    failure = _together(places, ["ippo_cli.cli.node", *arguments])
+    if failure is not None:
+        raise failure
+
+
+def _together(places: Sequence[dict[str, str]], command: Sequence[str]) -> RankFailure | None:
+    """Run a module once for each environment; the failure that came first."""
+    ranks = _Ranks(int(places[0]["RANK"]))
+    with handling(FORWARDED, ranks.forward):
+        try:
+            for environment in places:
+                # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
+                child = subprocess.Popen([sys.executable, "-m", *command], env=environment, process_group=0)
+                ranks.children.append(child)
+            return ranks.wait()
+        finally:
+            ranks.kill()
+
+
+def _environment(rank: int, world_size: int, here: int, port: int | None = None) -> dict[str, str]:
+    """The variables of a rank, of which `here` are on this machine; with a port all of them are."""
+    meeting = {} if port is None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return (
+        os.environ
+        | meeting
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(here),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_per_rank(os.environ, here))),
+        }
+    )
 
 
 class _Ranks:
     """The child processes of a run: signals are passed on to them, and they end together."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self._first = first  # rank of this machine
         self.children: list[subprocess.Popen[bytes]] = []
         self._passed_on: set[int] = set()
         self._interrupts = 0
@@ -135,7 +159,7 @@ class _Ranks:
 
     def _first_failure(self) -> RankFailure | None:
         """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
-        codes = {rank: child.poll() for rank, child in enumerate(self.children)}
+        codes = {rank: child.poll() for rank, child in enumerate(self.children, self._first)}
         failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
         if not failed:
             return None

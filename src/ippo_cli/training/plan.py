@@ -55,7 +55,7 @@ def show_plan(config: Config) -> None:
     ranks = world_size(config, outside)
     machine = planned_machine(config.plan)
     if machine is None:
-        machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks))
+        machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
     task = load_task(config.task, config.seed)
     close_reward(build_reward(config.reward, config.task.agents))
     plan = arithmetic(config, ranks, len(task.train))

@@ -24,6 +24,7 @@ from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed
 NOTICE = "hangs"
 TICKS_OF_LIMIT = 20  # how often within the limit is looked
 LONGEST_TICK_S = 5.0
+TELLING_S = 5.0  # how long the screen and the disk may take
 SILENT_LIMITS = 2  # limits after which stacks are written where Python's lock is never given back; nothing else can be
 
 
@@ -58,7 +59,6 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        faulthandler.cancel_dump_traceback_later()
         for thread in self._threads:  # the process group is not to end under them
             thread.join(timeout=2 * self._tick)
         with suppress(OSError):
@@ -72,19 +72,25 @@ class Watchdog:
 
     def _look(self) -> None:
         with self._stacks() as file:
-            before, everywhere = time.monotonic(), self._everywhere
-            while not self._over.wait(self._tick):
-                # It cannot end the process: after a job was suspended as a whole it would.
-                faulthandler.dump_traceback_later(SILENT_LIMITS * self.limit_s, file=file)
-                now = time.monotonic()
-                count = progress.count()
-                if count != self._seen or everywhere != self._everywhere or progress.allowed():
-                    self._silent_s = 0.0
-                else:
-                    self._silent_s += min(now - before, 2 * self._tick)  # of a job that slept as a whole little counts
-                before, everywhere, self._seen = now, self._everywhere, count
-                if self._silent_s >= self.limit_s or self._told_to_end:
-                    self._end(file)
+            try:
+                self._until_over(file)
+            finally:  # it would write into whatever has the file's number then
+                faulthandler.cancel_dump_traceback_later()
+
+    def _until_over(self, file: IO[str]) -> None:
+        before, everywhere = time.monotonic(), self._everywhere
+        while not self._over.wait(self._tick):
+            # It cannot end the process: after a job was suspended as a whole it would.
+            faulthandler.dump_traceback_later(SILENT_LIMITS * self.limit_s, file=file)
+            now = time.monotonic()
+            count = progress.count()
+            if count != self._seen or everywhere != self._everywhere or progress.allowed():
+                self._silent_s = 0.0
+            else:
+                self._silent_s += min(now - before, 2 * self._tick)  # of a job that slept as a whole little counts
+            before, everywhere, self._seen = now, self._everywhere, count
+            if self._silent_s >= self.limit_s or self._told_to_end:
+                self._end(file)
 
     def _stacks(self) -> IO[str]:
         place = stacks_file(self.folder, distributed.rank())
@@ -116,12 +122,13 @@ class Watchdog:
         self._fired.set()
         if distributed.world_size() > 1:
             time.sleep(4 * self._tick)
-        if self._tells:
-            with suppress(OSError):
-                self._tell()
         for child in descendants(os.getpid()):
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
+        if self._tells:
+            telling = threading.Thread(target=self._tell, daemon=True)
+            telling.start()
+            telling.join(TELLING_S)  # whoever reads what is printed may be what hangs
         os._exit(HUNG)
 
     def _tell(self) -> None:

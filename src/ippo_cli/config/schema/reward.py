@@ -15,7 +15,7 @@ class RewardKind(str, Enum):
     code_pair = "code_pair"
     environment = "environment"
     exact_match = "exact_match"
-    format = "format"
+    format = "format"  # pyright: ignore[reportAssignmentType]  # texts have a method of that name
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"

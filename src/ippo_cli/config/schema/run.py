@@ -57,9 +57,7 @@ class CheckpointConfig:
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation that is the best so far, and keep the last of these
     weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
-    reshard: (
-        bool  # go on with another number of processes than wrote the checkpoint; equal up to rounding, not to the bit
-    )
+    reshard: bool  # go on with another number of processes than saved: equal within rounding, and not to the bit
     optimizer: bool  # keep optimizer states; without them a checkpoint is smaller and a resume starts optimizers anew
 
 

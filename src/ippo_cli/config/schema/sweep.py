@@ -34,9 +34,7 @@ class SearchConfig(SweepConfig):
     """Jobs that are made up on the way, from how those before them ended."""
 
     seed: Seed  # of what is drawn; the same sweep again draws the same
-    space: dict[
-        str, str
-    ]  # by key: interval(LOW, HIGH), tag(log, interval(..)), int(interval(..)), choice(..), range(..)
+    space: dict[str, str]  # by key: interval(LOW, HIGH), int(interval(..)), tag(log, interval(..)), choice(..)
 
 
 @dataclass

@@ -1,0 +1,10 @@
+"""One rank of a run on several machines: `python -m ippo_cli.cli.node OVERRIDES`, told in its environment which."""
+
+from __future__ import annotations
+
+from ippo_cli.cli.rank import leave_with_parent
+from ippo_cli.cli.train import main
+
+if __name__ == "__main__":
+    leave_with_parent()
+    main()

@@ -1,0 +1,53 @@
+"""The example sweeps: what they type composes, and has the keys that it searches over."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from ippo_cli.cli.sweep_grid import expanded
+from ippo_cli.cli.sweep_kinds import search_of
+from ippo_cli.cli.sweep_search import Listed
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import compose_node, resolve, typed, typed_sweep
+from ippo_cli.config.sweeps import check_job_of, check_sweep
+
+SCRIPTS = sorted((Path(__file__).parents[2] / "scripts/sweeps").glob("*.sh"))
+
+
+def overrides(script: Path) -> list[str]:
+    """What a script types, as it would type it with nothing behind it."""
+    text = script.read_text().replace("\\\n", " ")
+    [line] = [line for line in text.splitlines() if re.match(r"(\$train -m|sbatch) ", line)]
+    words = [word.replace("%a", "1").replace("$name", "seeds") for word in shlex.split(line)]
+    return [word for word in words[1:] if "=" in word and not word.startswith(("-", "resume=", "hydra."))]
+
+
+def no_options(group: str) -> list[str]:
+    return []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ippo_cli.cli.sweep_optuna.find_spec", lambda name: "there")
+    typed_now = overrides(script)
+    of_sweep = [text for text in typed_now if text.startswith("sweep")]
+    of_jobs = [text for text in typed_now if text not in of_sweep]
+    sweep = typed_sweep(compose_node(of_sweep))
+    check_sweep(sweep)
+    search = search_of(sweep, of_jobs, no_options)
+    fixed = expanded(of_jobs, no_options)[0] if isinstance(search, Listed) else search.fixed  # type: ignore[attr-defined]
+    node = compose_node(fixed)
+    for dimension in getattr(search, "space", ()):
+        assert OmegaConf.select(node, dimension.key, default="none") != "none", dimension.key
+    config = typed(resolve(node))
+    check(config, 1)
+    check_job_of(sweep, config)
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert [script.stem for script in SCRIPTS] == ["grid", "optuna", "population", "slurm_array"]

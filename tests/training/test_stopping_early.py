@@ -1,0 +1,49 @@
+"""`stop_after`: a run ends before its last iteration, and one that goes on from there is what it would have been."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small import final_weights, new_run, rows, train
+
+from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.cli.sweep_lineage import inherit
+from ippo_cli.config.load import load_config
+from ippo_cli.training.process import run_training
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_run_that_stopped_goes_on_as_the_run_would_have(tmp_path: Path) -> None:
+    overrides = ("num_iterations=4", "evaluation.every=2", "checkpoint.every=0", "checkpoint.best=false")
+    whole = train(tmp_path / "whole", *overrides)
+    config, folder = new_run(tmp_path / "part", *overrides, "stop_after=2")
+    run_training(config, folder, resumed=False)
+    assert json.loads((folder / "run.json").read_text())["state"] == "done"
+    assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_00000002"]
+    assert rows(folder) == rows(whole)[:3]
+    child = folder.with_name("child")
+    inherit(folder, child)
+    run_training(replace(config, stop_after=None), child, resumed=True)
+    assert rows(child) == rows(whole)
+    expected, found = final_weights(whole), final_weights(child)
+    assert all(found[name].equal(value) for name, value in expected.items())
+    assert rows(folder) == rows(whole)[:3], "the parent is left as it was"
+
+
+def test_a_coefficient_that_does_not_adapt_is_the_one_that_a_resume_names() -> None:
+    class Known:
+        reference = object()
+
+    fixed = load_config(["algorithm.kl.reward.coef=0.2"]).algorithm
+    adapting = load_config(
+        ["algorithm.kl.reward.coef=0.2", "algorithm.kl.reward.target=0.1", "algorithm.kl.reward.horizon=10"]
+    ).algorithm
+    saved = {"low": 0.05}
+    coefs = [
+        Algorithm(config=config, num_generations=1, seed=0, kl_coef=saved).kl_coefs({"low": Known()})  # type: ignore[dict-item]
+        for config in (fixed, adapting)
+    ]
+    assert coefs == [{"low": 0.2}, {"low": 0.05}]
