@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from ippo_cli.config import applicability, checks, data, rewards, schema
+from ippo_cli.config import applicability, checks, data, reward_models, rewards, schema
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import check, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -493,7 +493,7 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, applicability, data, rewards)
+        for module in (checks, applicability, data, reward_models, rewards)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }

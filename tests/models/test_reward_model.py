@@ -31,27 +31,6 @@ from ippo_cli.training.reward_models import frozen_reward_models  # noqa: E402
 
 TEXT = "the sea is a large body of salt water and it is also home to many animals whales for example"
 WORDS = TEXT.split()
-    "the",
-    "sea",
-    "is",
-    "a",
-    "large",
-    "body",
-    "of",
-    "salt",
-    "water",
-    "and",
-    "it",
-    "is",
-    "also",
-    "home",
-    "to",
-    "many",
-    "animals",
-    "whales",
-    "for",
-    "example",
-]
 CPU = torch.device("cpu")
 
 
@@ -141,14 +120,14 @@ def test_a_critic_of_a_run_is_read_at_the_last_token(folder: Path) -> None:
 
 def test_what_is_too_long_is_cut_and_counted_or_has_failed(folder: Path) -> None:
     talk = [episode(("low", 0, " ".join(WORDS), "the sea")), episode(("low", 0, "a", "b"))]
-    cut = scored(talk, folder / "rm", "reward.max_tokens=16")
+    cut = scored(talk, folder / "rm", "reward.max_tokens=24")
     assert cut.parts == {"cut": [1.0, 0.0]}
     whole = scored(talk, folder / "rm")
     assert cut.agent["low"][0] != whole.agent["low"][0]
     assert cut.agent["low"][1] == pytest.approx(whole.agent["low"][1], abs=1e-5)
-    failed = scored(talk, folder / "rm", "reward.max_tokens=16", "reward.too_long=fail")
+    failed = scored(talk, folder / "rm", "reward.max_tokens=24", "reward.too_long=fail")
     assert list(failed.failures) == [0]
-    assert "reads 16" in str(failed.failures[0])
+    assert "reads 24" in str(failed.failures[0])
 
 
 def test_a_model_that_is_no_reward_model_is_refused_before_its_weights_are_read(folder: Path) -> None:

@@ -72,7 +72,7 @@ class RewardModel:
         found = [0.0] * len(rows)
         for batch in self._batches(rows):
             width = max(len(rows[row]) for row in batch)
-            ids = torch.full((len(batch), width), self._pad, dtype=torch.long)
+            ids = torch.full((len(batch), width), self._pad or 0, dtype=torch.long)
             mask = torch.zeros_like(ids)
             for place, row in enumerate(batch):
                 ids[place, : len(rows[row])] = torch.tensor(rows[row])
@@ -83,16 +83,14 @@ class RewardModel:
         return found
 
     @property
-    def _pad(self) -> int:
-        pad = self.model.config.get_text_config().pad_token_id
-        return 0 if pad is None else int(pad)
+    def _pad(self) -> int | None:
+        """What a classifier finds the last token by; None where it cannot."""
+        return 0 if isinstance(self.model, ValueModel) else self.model.config.get_text_config().pad_token_id
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        # A classifier finds the last token by what is no padding: without a padding token it reads one row at a time.
-        apart = not isinstance(self.model, ValueModel) and self.model.config.get_text_config().pad_token_id is None
         batch: list[int] = []
         for row in sorted(range(len(rows)), key=lambda row: (len(rows[row]), row)):
-            if batch and (apart or len(rows[row]) * (len(batch) + 1) > self.batch_tokens):
+            if batch and (self._pad is None or len(rows[row]) * (len(batch) + 1) > self.batch_tokens):
                 yield batch
                 batch = []
             batch.append(row)
