@@ -46,7 +46,7 @@ def test_a_run_that_others_score_goes_on_exactly_and_asks_its_judge_nothing_agai
         judge = f"{{kind: judge, url: '{server.url}/v1', model: large}}"
         parts = f"{{judge: {judge}, http: {{kind: http, url: '{server.url}'}}, model: {{kind: model, model: "
         parts += f"'{reward_model(tmp_path)}'}}}}"
-        keys = (f"reward.parts={parts}", "reward.normalize=[model]", "reward=mix")
+        keys = (f"++reward.parts={parts}", "reward.normalize=[model]", "reward=mix")
         config, folder = new_run(tmp_path, *keys)
         run_training(config, folder, resumed=False)
         whole, weights, asked = rows(folder), final_weights(folder), judged
