@@ -139,17 +139,15 @@ def test_a_server_is_left_alone_as_long_as_it_asks_for_up_to_a_bound() -> None:
     assert 0.3 <= time.monotonic() - begun < 5
 
 
-def test_a_request_ends_when_its_time_is_over_however_the_server_goes_on() -> None:
-    def answer(body: Any, number: int) -> Said:
-        if number < 3:
-            time.sleep(0.6)
+def test_a_request_ends_when_its_time_is_over_however_long_the_server_takes() -> None:
+    def answer(body: Any, _: int) -> Said:
+        time.sleep(60)
         return ones(body, 0)
 
     with serving(answer) as server:
         begun = time.monotonic()
-        found = asked(server.url, SORTED, "reward.timeout_s=0.2")
-        assert found.valid == [False] * 6
-        assert time.monotonic() - begun < 3
+        assert asked(server.url, SORTED, "reward.timeout_s=0.2").valid == [False] * 6
+        assert time.monotonic() - begun < 20
     assert len(server.bodies) == 3
 
 
