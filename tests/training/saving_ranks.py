@@ -43,7 +43,14 @@ def state(iteration: int) -> State:
 
 
 SETTINGS = CheckpointConfig(
-    every=1, every_seconds=None, keep=2, best=True, weights=CheckpointWeights.adapter, optimizer=True
+    every=1,
+    every_seconds=None,
+    keep=2,
+    best=True,
+    weights=CheckpointWeights.adapter,
+    optimizer=True,
+    must_save_by=None,
+    reshard=False,
 )
 
 

@@ -219,7 +219,14 @@ def checkpoints(
     return Checkpoints(
         folder,
         CheckpointConfig(
-            every=every, every_seconds=every_seconds, keep=keep, best=best, weights=weights, optimizer=True
+            every=every,
+            every_seconds=every_seconds,
+            keep=keep,
+            best=best,
+            weights=weights,
+            optimizer=True,
+            must_save_by=None,
+            reshard=False,
         ),
     )
 

@@ -164,8 +164,11 @@ def _whole(whole: float, width: int, ranks: int, persistent: int, offload_params
 
 
 def _reduced_at_step(sizes: _Sizes) -> float:
-    """A copy of gradients that are reduced together; a tensor of more than that alone is reduced in place."""
-    return FP32 * sizes.whole if sizes.whole <= REDUCED_AT_ONCE else 0.0
+    """A copy of gradients that are reduced together; a tensor of more than that alone is reduced in place.
+
+    One rank alone reduces nothing.
+    """
+    return FP32 * sizes.whole if sizes.ranks > 1 and sizes.whole <= REDUCED_AT_ONCE else 0.0
 
 
 def _own_optimizer(sizes: _Sizes) -> EngineMemory:
@@ -177,7 +180,7 @@ def _own_optimizer(sizes: _Sizes) -> EngineMemory:
         gradients=FP32 * whole,
         arriving=FP32 * sizes.largest,
         # Parameter by parameter, until there are as many together as are reduced at once.
-        stepping=FP32 * whole + FP32 * min(whole, REDUCED_AT_ONCE),
+        stepping=FP32 * whole + (FP32 * min(whole, REDUCED_AT_ONCE) if sizes.ranks > 1 else 0.0),
         loading=FP32 * whole,
     )
 

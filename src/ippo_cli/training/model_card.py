@@ -118,8 +118,9 @@ def _scores(config: Config, run: Path, subject: Subject) -> str:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         interval = found.get("intervals", {}).get(metric)
-        known_ends = interval is not None and interval["low"] is not None  # null where one row alone was asked about
-        certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]" if known_ends else ""
+        certain = ""  # ends are null where one row alone was asked about
+        if interval is not None and interval["low"] is not None:
+            certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]"
         typed = " ".join(found.get("overrides", [])) or "as in training"
         lines += [
             "",
