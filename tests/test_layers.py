@@ -49,6 +49,7 @@ PLACES = {
     "gymnasium": ("tasks/worlds/",),
     "pettingzoo": ("tasks/worlds/pettingzoo_world.py",),
     "reasoning_gym": ("tasks/worlds/reasoning_gym_world.py",),
+    "httpx2": ("rewards/remote.py",),
     "math_verify": ("rewards/math_verify_call.py",),
 }
 

@@ -1,6 +1,7 @@
 """What each reward costs per thousand samples: `python scripts/bench/rewards.py [NAME...]`, on the cores that are free.
 
-The samples are made here; `code` is asked about HumanEval's reference solutions where `--humaneval FILE` names them.
+The samples are made here; `code` is asked about HumanEval's reference solutions where `--humaneval FILE` names them,
+and `model` needs `--reward-model FOLDER`. Servers run in a process of their own and answer at once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,6 +81,39 @@ def programs(file: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[
     return {"code, bwrap, 2 at once": ((*SOLO, "reward=code", *CODE), samples)}
 
 
+def answered(url: str) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:
+    """Rewards that ask a server, which answers both kinds of questions."""
+    solo = [({}, {"solo": f"{'So it goes on. ' * 20} {n}"}) for n in range(1000)]
+    judge = ("reward=judge", f"reward.url={url}/v1", "reward.model=none", "reward.lowest=0", "reward.field=score")
+    return {
+        "http, 16 rows a request": ((*SOLO, "reward=http", f"reward.url={url}/score"), solo),
+        "http, 1 row a request": ((*SOLO, "reward=http", f"reward.url={url}/score", "reward.batch_size=1"), solo),
+        "judge": ((*SOLO, *judge, "reward.pattern=null"), solo),
+    }
+
+
+def models(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:
+    samples = [({}, {"solo": TWO_SENTENCES[: 40 + n]}) for n in range(60)]
+    return {"model": ((*SOLO, "reward=model", f"reward.model={folder}"), samples)}
+
+
+def serve() -> None:
+    """Both kinds of server, at a port that is free."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    import reward_server
+
+    class Handler(reward_server.Handler):
+        def do_POST(self) -> None:
+            if not self.path.endswith("/chat/completions"):
+                return super().do_POST()
+            self.rfile.read(int(self.headers["Content-Length"]))
+            return self.answer(200, {"choices": [{"message": {"content": '{"score": 5}'}}]})
+
+    with reward_server.Server(("127.0.0.1", 0), Handler) as server:
+        print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+        server.serve_forever()
+
+
 def episode(index: int, example: Mapping[str, Any], texts: Mapping[str, str]) -> Episode:
     none = torch.zeros(0)
     turns = [
@@ -111,8 +147,23 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--humaneval", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("/tmp"))
+    parser.add_argument("--reward-model", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    known = cases(chosen.folder) | (programs(chosen.humaneval) if chosen.humaneval else {})
+    if chosen.serve:
+        return serve()
+    server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        return measure(chosen, server.stdout.readline().strip())
+    finally:
+        server.kill()
+
+
+def measure(chosen: argparse.Namespace, url: str) -> None:
+    known = cases(chosen.folder) | answered(url)
+    known |= programs(chosen.humaneval) if chosen.humaneval else {}
+    known |= models(chosen.reward_model) if chosen.reward_model else {}
     print("| reward | seconds per 1000 samples | after a start of |\n|---|---|---|")
     for name in chosen.names or known:
         overrides, samples = known[name]

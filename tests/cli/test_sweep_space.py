@@ -67,3 +67,11 @@ def test_whole_numbers_and_lists_move_by_one_step_at_least() -> None:
     batch = dimension("choice(16, 32, 64)")
     assert [batch.moved("32", factor) for factor in (0.8, 1.2)] == ["16", "64"]
     assert batch.moved("64", 1.2) == "64"
+
+
+def test_whole_numbers_are_drawn_by_their_logarithms_where_that_is_asked_for() -> None:
+    by_logarithm, source = dimension("tag(log, int(interval(1, 1000)))"), random.Random(0)
+    drawn = [int(by_logarithm.drawn(source)) for _ in range(300)]
+    assert sum(number < 10 for number in drawn) == pytest.approx(100, abs=40)  # one of three decades
+    assert min(drawn) >= 1
+    assert max(drawn) <= 1000

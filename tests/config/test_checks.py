@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from ippo_cli.config import applicability, checks, data, rewards, schema
+from ippo_cli.config import applicability, checks, data, reward_models, rewards, schema
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.checks import check, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -36,6 +36,8 @@ UNBOUNDED = {
     "invalid_reward",
     "seat",
     "weights",
+    "lowest",
+    "highest",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
@@ -365,6 +367,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "reward.right=0 reward.near=0 reward.bare=0 leave no reward",
     ),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
+    (("reward=http",), {"reward.url": None}, 1, "reward.url=null names no server"),
+    (("reward=http",), {"reward.url": "localhost:8000"}, 1, "reward.url=localhost:8000 is no address of HTTP"),
+    (("reward=http",), {"reward.token_env": "sk-a-b"}, 1, "reward.token_env is no name of an environment variable"),
+    (("reward=judge",), {"reward.model": None}, 1, "reward.model=null names no model"),
+    (("reward=judge",), {"reward.pattern": None}, 1, "reward.pattern=None reward.field=None say not where"),
+    (("reward=judge",), {"reward.field": "score"}, 1, "reward.pattern=Score:"),
+    (("reward=judge",), {"reward.pattern": "("}, 1, "reward.pattern=( is no regular expression"),
+    (("reward=judge",), {"reward.pattern": "a"}, 1, "reward.pattern=a has 0 groups"),
+    (("reward=judge",), {"reward.highest": 1.0}, 1, "reward.lowest=1.0 reward.highest=1.0 are no interval"),
+    (("reward=judge",), {"reward.template": "{prompt}"}, 1, "reward.template='{prompt}' shows the judge no response"),
+    (("reward=model",), {"reward.model": None}, 1, "reward.model=null names no reward model"),
+    (("reward=model",), {"reward.device": "gpu"}, 1, "reward.device=gpu is no device"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
     (
         (FUNCTION,),
@@ -479,7 +493,7 @@ def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Mak
 def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, applicability, data, rewards)
+        for module in (checks, applicability, data, reward_models, rewards)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise)
     }

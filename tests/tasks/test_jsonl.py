@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,30 @@ def test_tasks_of_problems_and_of_preferences_read_their_rows(tmp_path: Path) ->
         assert len(task.train) == {"math": 1, "preference_prompts": 2}[name]
         assert task.train[0].get("answer", "2") == "2"
         assert first.startswith({"math": "1+1\n", "preference_prompts": "\n\nHuman: x?\n\nAssistant:"}[name]), agent
+
+
+def test_a_column_that_the_first_row_lacks_is_there(tmp_path: Path) -> None:
+    made = [{"prompt": "1", "answer": "1"}, {"prompt": "2", "answer": "2", "hint": "even"}]
+    (tmp_path / "mine.py").write_text(f"def train():\n    return {made}\n")
+    train, _ = jsonl_examples(config(f"{tmp_path}/mine.py:train", f"{tmp_path}/mine.py:train"), seed=0)
+    assert rows(train) == [made[0] | {"hint": None}, made[1]]
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path, row in zip(files, made, strict=True):
+        path.write_text(json.dumps(row) + "\n")
+    pattern = str(tmp_path / "[ab].jsonl")
+    streamed, _ = jsonl_examples(config(pattern, pattern, streaming=True, train_size=2, eval_size=2), seed=0)
+    assert rows(streamed) == [made[0] | {"hint": None}, made[1]]
+
+
+def test_a_source_with_a_weight_keeps_a_row_when_rows_are_held_out(file: str, tmp_path: Path) -> None:
+    single = tmp_path / "single.jsonl"
+    single.write_text(json.dumps(ROWS[0]) + "\n")
+    told = config([file, str(single)], None, weights=[1, 1], eval_share=0.5)  # type: ignore[arg-type]
+    drawn = {seed: held_out_rows(told, seed) for seed in range(8)}
+    away = {seed for seed, held_out in drawn.items() if getattr(held_out, "sizes", ())[1]}
+    assert 0 < len(away) < len(drawn)
+    for seed, held_out in drawn.items():
+        assert getattr(held_out, "weights", ()) is None  # an evaluation asks about each row once
+        expected = pytest.raises(PreflightError, match="source 2 no row is left") if seed in away else nullcontext()
+        with expected:
+            jsonl_examples(told, seed)

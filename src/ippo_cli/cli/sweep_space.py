@@ -40,10 +40,10 @@ class Dimension:
         """A value, each of the list or of the interval (of its logarithm) being as likely as any other."""
         if self.choices:
             return source.choice(self.choices)
-        if self.integer:
-            return str(source.randint(int(self.low), int(self.high)))
         if self.log:
             return self.text(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
+        if self.integer:
+            return str(source.randint(int(self.low), int(self.high)))
         return self.text(source.uniform(self.low, self.high))
 
     def moved(self, value: str, factor: float) -> str:

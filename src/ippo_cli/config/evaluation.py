@@ -8,7 +8,7 @@ from typing import Any
 
 from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, JsonlConfig
 
 # Groups of which another option may be chosen, and keys; `*` stands for an agent's name.
 OF_BOTH = (
@@ -155,6 +155,26 @@ def refuse_unlike(first: str, config: Config, run: str, other: Config) -> None:
                 f"run={run}",
                 f"has {key}={_shown(there.get(key))}, and {first} has {_shown(here.get(key))}",
                 f"leave it out, or give all of them one: {key}=VALUE",
+            )
+    _refuse_other_division(first, config, run, other)
+
+
+def _refuse_other_division(first: str, config: Config, run: str, other: Config) -> None:
+    """Raise `ConfigError` where rows that the first run holds out are among those that the other was trained on."""
+    if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
+        return
+    assert isinstance(other.task, JsonlConfig)
+    sides = [
+        {"seed": each.seed, "task.train": task.train, "task.train_split": task.train_split}
+        for each, task in ((config, config.task), (other, other.task))
+    ]
+    for key, value in sides[0].items():
+        if sides[1][key] != value:
+            raise ConfigError(
+                f"run={run}",
+                f"has {key}={_shown(sides[1][key])}, and {first} has {_shown(value)}: rows that one of them holds out "
+                f"(task.eval_share={config.task.eval_share}) the other was trained on",
+                "name data that is new to both: task.eval_share=null task.eval=FILE",
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.reward_models import check_reward_model
 from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (
     PROTOCOLS,
@@ -55,6 +56,7 @@ def check_rewards(config: Config) -> None:
     _check_reward_batches(config)
     for where, own in rewards_of(config):
         _check_keys(own.reward, where)
+        check_reward_model(own.reward, where)
         _check_reward_of_task(own, where)
 
 

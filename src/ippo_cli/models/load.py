@@ -30,13 +30,14 @@ def load_pretrained(
     revision: str | None = None,
     dtype: torch.dtype,
     as_stored: bool = False,
+    trains: bool = True,
     **options: Any,
 ) -> Any:
     """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
 
     Weights of the files' own type are not read but mapped into memory, which all processes of a machine share. With
     `as_stored` they are left in that type, which `config.json` names, for an engine to cast one after another (ZeRO
-    stage 3); but those of float16, in which a good model may overflow.
+    stage 3); but those of float16, in which a good model may overflow. What never `trains` may read in any way.
 
     Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
     """
@@ -67,7 +68,8 @@ def load_pretrained(
         name, stored, wanted = mismatched[0]
         raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
     model.eval()
-    make_deterministic(model)
+    if trains:
+        make_deterministic(model)
     if as_stored:
         _announce_dtype(model, dtype)
     return model

@@ -79,6 +79,11 @@ def with_adapter(shape: ModelShape, lm: PreTrainedModel, config: LoraConfig, set
     return replace(shape, adapter=tuple(config.rank * width for widths in maps.values() for width in widths))
 
 
+def model_shape(model: PreTrainedModel) -> ModelShape:
+    """Of a model with any head."""
+    return _shape(model.config, _sizes(model))
+
+
 def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
     """Of the backbone of a causal language model, and a value head."""
     return with_value_head(_shape(lm.config, _sizes(lm.base_model)), lm.config, value_head_hidden_dim)

@@ -13,9 +13,12 @@ from ippo_cli.config.schema import (
     FunctionRewardConfig,
     GridRewardConfig,
     Gsm8kRewardConfig,
+    HttpRewardConfig,
+    JudgeRewardConfig,
     LengthRewardConfig,
     MathRewardConfig,
     MixRewardConfig,
+    ModelRewardConfig,
     NumberRewardConfig,
     RewardConfig,
     RewardKind,
@@ -28,9 +31,12 @@ from ippo_cli.rewards.format import FormatReward
 from ippo_cli.rewards.function import FunctionReward
 from ippo_cli.rewards.grid import GridReward
 from ippo_cli.rewards.gsm8k import Gsm8k
+from ippo_cli.rewards.http import HttpReward
+from ippo_cli.rewards.judge import JudgeReward
 from ippo_cli.rewards.length import LengthReward
 from ippo_cli.rewards.math import MathReward
 from ippo_cli.rewards.mix import MixPart, MixReward
+from ippo_cli.rewards.model import ModelReward
 from ippo_cli.rewards.number import NearNumber
 from ippo_cli.rewards.responses import OfResponses, ResponseReward
 
@@ -83,6 +89,14 @@ def _gsm8k(config: Gsm8kRewardConfig, agents: Agents) -> RewardFunction:
     return _of_responses(Gsm8k(_answers(config, agents), config.match), agents)
 
 
+def _http(config: HttpRewardConfig, agents: Agents) -> RewardFunction:
+    return HttpReward(config, agents)
+
+
+def _judge(config: JudgeRewardConfig, agents: Agents) -> RewardFunction:
+    return JudgeReward(config, agents)
+
+
 def _length(config: LengthRewardConfig, agents: Agents) -> RewardFunction:
     return LengthReward(list(agents), config.unit, config.low, config.high, config.margin)
 
@@ -103,6 +117,10 @@ def _mix(config: MixRewardConfig, agents: Agents) -> RewardFunction:
     return MixReward(parts, list(agents), config.failure_budget)
 
 
+def _model(config: ModelRewardConfig, agents: Agents) -> RewardFunction:
+    return ModelReward(config, agents)
+
+
 def _number(config: NumberRewardConfig, agents: Agents) -> RewardFunction:
     weights = {"right": config.right, "near": config.near, "bare": config.bare}
     return _of_responses(NearNumber(_answers(config, agents), weights), agents)
@@ -117,9 +135,12 @@ BUILDERS: Mapping[RewardKind, Callable[[Any, Agents], RewardFunction]] = {
     RewardKind.function: _function,
     RewardKind.grid: _grid,
     RewardKind.gsm8k: _gsm8k,
+    RewardKind.http: _http,
+    RewardKind.judge: _judge,
     RewardKind.length: _length,
     RewardKind.math: _math,
     RewardKind.mix: _mix,
+    RewardKind.model: _model,
     RewardKind.number: _number,
 }
 

@@ -6,7 +6,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ippo_cli.rewards.credit import num_steps
 from ippo_cli.types import Episode
@@ -103,6 +106,21 @@ def picked(reward: Reward, places: Sequence[int]) -> Reward:
         valid=None if reward.valid is None else of(reward.valid),
         components={name: picked(part, places) for name, part in reward.components.items()},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where rewards are asked for."""
+
+    device: torch.device  # the rank's
+    folder: Path | None  # of the run's, for what a reward keeps; None where nothing is kept
+
+
+def prepare_reward(reward: RewardFunction, place: Place) -> None:
+    """Tell a reward where it is: one that needs a device or keeps something has a `prepare`."""
+    prepare = getattr(reward, "prepare", None)
+    if prepare is not None:
+        prepare(place)
 
 
 def close_reward(reward: RewardFunction) -> None:

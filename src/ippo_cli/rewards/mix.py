@@ -11,7 +11,7 @@ import torch
 
 from ippo_cli.config.schema import MixRewardConfig
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import Numbers, Reward, RewardFunction, checked, close_reward
+from ippo_cli.rewards.contract import Numbers, Place, Reward, RewardFunction, checked, close_reward, prepare_reward
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.types import Episode
 
@@ -52,6 +52,11 @@ class MixReward:
         return replace(
             weighted_sum(components, weights), parts=logged, failures=failures, final=True, components=components
         )
+
+    def prepare(self, place: Place) -> None:
+        for name, part in self.parts.items():
+            own = None if place.folder is None else place.folder / name
+            prepare_reward(part.reward, replace(place, folder=own))
 
     def close(self) -> None:
         for part in self.parts.values():

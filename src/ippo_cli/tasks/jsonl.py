@@ -20,7 +20,9 @@ def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], S
     if config.eval_share is None:
         return _part(config, "train"), held_out_rows(config)
     rows, kept, held_out = _divided(config, seed)
-    return _sized(rows, kept, config.train_size), _sized(rows, held_out, config.eval_size)
+    train = _sized(rows, kept, config.train_size)
+    _refuse_empty_sources("train", config, train)
+    return train, _sized(rows.unweighted(), held_out, config.eval_size)
 
 
 def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
@@ -28,7 +30,7 @@ def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
     if config.eval_share is None:
         return _part(config, "eval")
     rows, _, held_out = _divided(config, seed)
-    return _sized(rows, held_out, config.eval_size)
+    return _sized(rows.unweighted(), held_out, config.eval_size)
 
 
 def _divided(config: JsonlConfig, seed: int) -> tuple[Joined, list[int], list[int]]:
@@ -44,7 +46,7 @@ def _divided(config: JsonlConfig, seed: int) -> tuple[Joined, list[int], list[in
     return rows, sorted(order[count:]), sorted(order[:count])
 
 
-def _sized(rows: Joined, places: list[int], size: int | None) -> Sequence[Example]:
+def _sized(rows: Joined, places: list[int], size: int | None) -> Joined:
     return rows.at(places if size is None else places[:size])
 
 
@@ -57,10 +59,17 @@ def _part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Ex
         rows = narrowed(rows, range(min(size, len(rows))))
     if not len(rows):
         raise PreflightError(f"{key}={source} has no rows")
-    if isinstance(rows, Joined) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
-        raise PreflightError(f"{key}={source}: of source {empty[0] + 1} no row is left, and it has a weight")
+    _refuse_empty_sources(part, config, rows)
     _refuse_nulls(f"{key}={source}", rows, config)
     return rows
+
+
+def _refuse_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
+    """Raise where a source has a share of the prompts, and no row to ask with."""
+    if isinstance(rows, Joined) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
+        raise PreflightError(
+            f"task.{part}={getattr(config, part)}: of source {empty[0] + 1} no row is left, and it has a weight"
+        )
 
 
 def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:

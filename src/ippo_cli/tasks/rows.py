@@ -90,6 +90,10 @@ class Joined(Sequence[Example]):
         number = bisect_right(self._ends, place)
         return self.parts[number][place - (self._ends[number - 1] if number else 0)]
 
+    def unweighted(self) -> Joined:
+        """The same, of which no source has a share: as they are asked about in evaluations."""
+        return Joined(self.parts, None, self.counts)
+
     def at(self, places: Sequence[int]) -> Joined:
         """Some of them, which are given in their order; sources and their weights stay."""
         starts = [0, *self._ends[:-1]]

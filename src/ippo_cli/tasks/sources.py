@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
@@ -57,16 +57,24 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
 
 def _streamed(source: str, files: Sequence[str] | None, data_config: str | None, split: str, count: int) -> Any:
     """The first rows, read one after the other."""
-    from datasets import Dataset, load_dataset
+    from datasets import load_dataset
 
     if files is None:
-        return Dataset.from_list(list(islice(load_dataset(source, data_config, split=split, streaming=True), count)))
+        return _table(list(islice(load_dataset(source, data_config, split=split, streaming=True), count)))
     rows: list[dict[str, Any]] = []
     for file in files:
         if len(rows) < count:
             table = _load_csv(file, streaming=True) if _suffix(file) in SEPARATORS else _stream_file(file)
             rows += [dict(row) for row in islice(table, count - len(rows))]
-    return Dataset.from_list(rows)
+    return _table(rows)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows with all columns that any of them has, as a file's: `datasets` would take those of the first row."""
+    from datasets import Dataset
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return Dataset.from_list([{name: row.get(name) for name in columns} for row in rows])
 
 
 def _stream_file(file: str) -> Any:
@@ -77,11 +85,9 @@ def _stream_file(file: str) -> Any:
 
 def _made(key: str, source: str) -> Any:
     """The rows that a function returns, called without arguments."""
-    from datasets import Dataset
-
     function = load_function(source, key)
     try:
-        return Dataset.from_list([dict(row) for row in function()])
+        return _table([dict(row) for row in function()])
     except Exception as error:  # the user's code, or rows that have no common columns
         raise PreflightError(f"{key}={source}: no rows could be made ({located(error)})") from error
 

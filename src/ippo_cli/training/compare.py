@@ -41,7 +41,7 @@ def compare(one: Side, other: Side, names: tuple[str, str], root: Path, override
     config = one[0]
     device = prepare_process(config)
     try:
-        with examination(config) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
+        with examination(config, device) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
             loaded: dict[Any, Any] = {}

@@ -75,7 +75,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
     weights = _refuse_too_many(origins)
     device = prepare_process(config)
     try:
-        with examination(config) as exam, Console(config.tracker.console, agents) as console:
+        with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
             console.say(
                 f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.held_out)} held-out rows; "
                 f"{weights.models} models are loaded once, {weights.shown} of weights on this {device.type}"

@@ -21,7 +21,7 @@ from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import base_of, holders
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction, close_reward
+from ippo_cli.rewards.contract import Place, RewardFunction, close_reward, prepare_reward
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
@@ -188,7 +188,7 @@ class Examination:
 
 
 @contextmanager
-def examination(config: Config) -> Iterator[Examination]:
+def examination(config: Config, device: torch.device) -> Iterator[Examination]:
     """Of the task of a configuration; its environments and its reward are closed afterwards."""
     with ExitStack() as held:
         environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
@@ -196,6 +196,7 @@ def examination(config: Config) -> Iterator[Examination]:
         held_out = load_held_out(config.task, config.seed)
         reward = build_reward(config.reward, config.task.agents)
         held.callback(close_reward, reward)
+        prepare_reward(reward, Place(device=device, folder=None))
         yield Examination(config=config, environments=environments, held_out=held_out, reward=reward)
 
 
@@ -220,7 +221,7 @@ def _evaluate(
     device = prepare_process(config)
     try:
         with (
-            examination(config) as exam,
+            examination(config, device) as exam,
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             policies = load_policies(config, subject, device, {})

@@ -6,7 +6,7 @@ caches are those of a transformer decoder at the longest sequences that the conf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
@@ -147,12 +147,19 @@ class Memory:
         return sum(model.weights for model in self.frozen)
 
 
-def run_memory(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str) -> Memory:
-    """Of a whole run on devices of a kind; a rank decodes at most `rows` rows in one rollout."""
+def run_memory(
+    config: Config,
+    shapes: Mapping[str, AgentShapes],
+    ranks: int,
+    rows: int,
+    device: str,
+    rewards: Sequence[Frozen] = (),
+) -> Memory:
+    """Of a whole run on devices of a kind; a rank decodes at most `rows` rows in one rollout, and holds `rewards`."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     parks = several_turns and config.rollout.history is not History.latest
     trained = tuple(_trained(config, shapes, ranks, rows, device))
-    frozen = tuple(_frozen(config, shapes, ranks))
+    frozen = (*_frozen(config, shapes, ranks), *rewards)
     decoding = [_gathered_to_decode(config, model.width, model.memory) for model in trained if model.decodes]
     if replays(config) or any(agent.frozen for agent in config.task.agents.values()):
         decoding += [_gathered_to_decode(config, m.width, m.spread) for m in frozen if m.spread is not None]

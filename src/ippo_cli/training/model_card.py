@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.schema import Config, JsonlConfig, LoraActorConfig
+from ippo_cli.config.secrets import kept
 from ippo_cli.training.evaluate_run import Subject
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -56,7 +57,7 @@ def model_card(config: Config, agent: str, run: Path, subject: Subject, command:
         _block("\n".join([*_lines(run / "command.txt"), command]), "bash"),
         _block("\n".join(_versions(run))),
     ]
-    return "\n\n".join(parts) + "\n"
+    return str(kept("\n\n".join(parts))) + "\n"
 
 
 def _header(config: Config, agent: str, *, merged: bool) -> str:
@@ -117,9 +118,13 @@ def _scores(config: Config, run: Path, subject: Subject) -> str:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         interval = found.get("intervals", {}).get(metric)
-        certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]" if interval else ""
+        known_ends = interval is not None and interval["low"] is not None  # null where one row alone was asked about
+        certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]" if known_ends else ""
         typed = " ".join(found.get("overrides", [])) or "as in training"
-        lines += ["", f"`ippo-eval` on {count} rows: `{metric}` {score:.4f}{certain} ({_inline(typed)})"]
+        lines += [
+            "",
+            f"`ippo-eval` on {count} rows: `{metric}` {_number(score) or 'unknown'}{certain} ({_inline(typed)})",
+        ]
     return "\n".join(lines) or "These weights were not evaluated."
 
 

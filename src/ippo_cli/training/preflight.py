@@ -51,7 +51,16 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.episode_length import episode_lengths, longest_view
-from ippo_cli.training.memory import GIB, AgentShapes, Memory, checkpoint_bytes, run_memory, snapshot_bytes
+from ippo_cli.training.memory import (
+    GIB,
+    AgentShapes,
+    Frozen,
+    Memory,
+    checkpoint_bytes,
+    run_memory,
+    snapshot_bytes,
+)
+from ippo_cli.training.reward_models import frozen_reward_models
 from ippo_cli.types import Example
 
 LESS_MEMORY = (
@@ -78,6 +87,7 @@ class Material:
     contexts: dict[str, int]  # tokens that prompt and response may have together
     shapes: dict[str, AgentShapes]
     layouts: dict[str, Layout]  # of centralised critics, by the critic's name
+    rewards: tuple[Frozen, ...]  # reward models that lie beside them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +188,9 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
         shapes[name] = AgentShapes(
             actor=actor, critic=critic, length=lengths[name], weights=pinned, critic_row=critic_row
         )
-    return Material(tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts)
+    return Material(
+        tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
+    )
 
 
 def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSchedule:
@@ -264,7 +276,7 @@ def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, 
     """What each rank holds, on a device of this kind."""
     evaluated = episodes_of(len(task.held_out), config.evaluation)
     rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
-    return run_memory(config, material.shapes, ranks, rows, device)
+    return run_memory(config, material.shapes, ranks, rows, device, material.rewards)
 
 
 def what_cannot_fit(config: Config, material: Material, memory: Memory, machine: Machine, ranks: int) -> str | None:
@@ -315,7 +327,7 @@ def free_disk(folder: Path) -> int:
 
 
 def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> bool:
-    memory = run_memory(config, material.shapes, ranks, 1, machine.device)
+    memory = run_memory(config, material.shapes, ranks, 1, machine.device, material.rewards)
     return machine.lacks(memory.certain, memory.host) is None
 
 

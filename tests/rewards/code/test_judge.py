@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from programs_of_others import FORGERIES, RIGHT
 
 from ippo_cli.rewards.code.judge import judge
+from ippo_cli.rewards.code.program import code_of
 from ippo_cli.rewards.processes import Processes
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
@@ -131,3 +133,10 @@ def mutated(row: dict[str, str]) -> str:
         if isinstance(node, ast.Return) and node.value is not None:
             node.value = ast.List([node.value], ast.Load())
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def test_a_long_row_of_blanks_is_read_once() -> None:
+    began = time.monotonic()
+    assert code_of("```" + " " * 60_000 + "x") == "```" + " " * 60_000 + "x"
+    assert code_of("```  python \nx = 1\n```") == "x = 1\n"
+    assert time.monotonic() - began < 2.0

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from ippo_cli.config.constraints import Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
+from ippo_cli.config.schema.optimizer import Dtype
 
 
 class RewardKind(str, Enum):
@@ -18,9 +19,12 @@ class RewardKind(str, Enum):
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
+    http = "http"
+    judge = "judge"
     length = "length"
     math = "math"
     mix = "mix"
+    model = "model"
     number = "number"
 
 
@@ -64,6 +68,11 @@ class Sandbox(str, Enum):
     none = "none"
     bwrap = "bwrap"
     unsafe_local = "unsafe_local"
+
+
+class Overlong(str, Enum):
+    cut = "cut"
+    fail = "fail"
 
 
 @dataclass
@@ -192,6 +201,52 @@ class CodePairRewardConfig(CodeRunConfig):
     defines: NonNegativeFloat  # of texts that define their function
     calls: NonNegativeFloat  # of calling the helper and using what it returns
     tests: NonNegativeFloat  # of the share of tests that are passed
+
+
+@dataclass
+class RemoteRewardConfig(RewardConfig):
+    """A server that is asked over HTTP."""
+
+    url: Name | None  # where it is asked, such as http://127.0.0.1:8000/score
+    token_env: (
+        Name | None
+    )  # name of the environment variable that holds its token, never the token; null = none is sent
+    concurrency: PositiveInt  # requests at once, per rank
+    timeout_s: PositiveFloat  # a request that takes longer has failed, and is sent again twice
+
+
+@dataclass
+class HttpRewardConfig(RemoteRewardConfig):
+    """A scorer of the user's behind HTTP: rows in, numbers out, as JSON."""
+
+    batch_size: PositiveInt  # rows of one request
+
+
+@dataclass
+class JudgeRewardConfig(RemoteRewardConfig):
+    """A language model behind an OpenAI-compatible endpoint, asked for a number by a rubric; url ends in /v1."""
+
+    model: Name | None  # the model's name at the endpoint
+    template: str  # what it is asked: {prompt}, {response}, {agents.NAME} and fields of the example; or jinja:...
+    pattern: Name | None  # regular expression with one group, the number; the last match in its answer counts
+    field: Name | None  # instead of a pattern: the field of the JSON object in its answer that holds the number
+    lowest: float  # the lowest number that it may give, which is worth 0
+    highest: float  # the highest one, worth 1
+    max_tokens: PositiveInt  # tokens of its answer
+    keep_answers: bool  # its answers are written into the run's folder, so that a resumed run asks nothing again
+
+
+@dataclass
+class ModelRewardConfig(RewardConfig):
+    """A trained reward model, loaded on every rank: a sequence classifier of one label, or a critic of ours."""
+
+    model: Name | None  # folder or hub id, with a tokenizer of its own, in safetensors format
+    revision: str | None  # commit, branch or tag of a hub model
+    dtype: Dtype  # fp32 | bf16
+    device: Name  # auto (the rank's) | cpu | cuda | cuda:N
+    batch_tokens: PositiveInt  # tokens read together, padding included; a longer conversation is read alone
+    max_tokens: PositiveInt | None  # of a conversation; null = the model's context
+    too_long: Overlong  # cut (the end is read; the share of such rows is the part `cut`) | fail (the row has failed)
 
 
 @dataclass

@@ -7,7 +7,8 @@ import re
 import warnings
 
 MOST_CHARACTERS = 2**16
-_FENCE = re.compile(r"```[ \t]*[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# What has been read is not read again in other ways: of a long row of blanks these are many.
+_FENCE = re.compile(r"```[ \t]*+[\w+-]*+[ \t]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def code_of(text: str) -> str:

@@ -1,0 +1,208 @@
+"""Preferences to a reward model for `reward=model`, with the Bradley-Terry loss: -log sigmoid(r(chosen) - r(rejected)).
+
+    train_reward_model.py train MODEL PREFERENCES FOLDER      # JSON lines with prompt, chosen and rejected
+    train_reward_model.py sample MODEL QUESTIONS PREFERENCES  # makes such a file: a model answers, a rule prefers
+
+`sample` has a model answer each `prompt` of a file of JSON lines twice and prefers the shorter answer, the longer one,
+or the one with more matches of a regular expression. `train` starts from a causal language model, whole or its first
+layers, and tells how many held-out pairs are in the right order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from ippo_cli.models.load import switch_off_dropout
+from ippo_cli.models.reward_model import ConversationWriter
+
+Pair = tuple[list[int], list[int]]  # token ids of chosen and rejected
+
+
+def pairs_of(rows: Sequence[dict[str, str]], tokenizer: Any, max_tokens: int) -> list[Pair]:
+    """Conversations as `reward=model` writes them; pairs with one that is too long are left out."""
+    writer = ConversationWriter(tokenizer)
+
+    def ids(answer: str) -> list[list[int]]:
+        said = [({"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r[answer]}) for r in rows]
+        return writer.ids(said)
+
+    pairs = list(zip(ids("chosen"), ids("rejected"), strict=True))
+    fitting = [pair for pair in pairs if max(map(len, pair)) <= max_tokens]
+    if len(fitting) < len(pairs):
+        print(f"{len(pairs) - len(fitting)} of {len(pairs)} pairs are longer than {max_tokens} tokens and left out")
+    return fitting
+
+
+def margins(model: Any, pairs: Sequence[Pair]) -> Tensor:
+    """How much higher the chosen ones are scored, `[n]`."""
+    rows = [ids for pair in pairs for ids in pair]
+    width = max(map(len, rows))
+    padded = torch.tensor([[*row, *[model.config.pad_token_id] * (width - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    scores = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device)).logits[:, 0].float()
+    return scores[0::2] - scores[1::2]
+
+
+@torch.no_grad()
+def accuracy(model: Any, pairs: Sequence[Pair], batch_size: int) -> float:
+    """The share of pairs whose chosen one is scored higher."""
+    model.eval()
+    batches = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
+    return sum(int((margins(model, batch) > 0).sum()) for batch in batches) / len(pairs)
+
+
+def initial_model(source: str, tokenizer: Any, layers: int | None) -> Any:
+    """A classifier of one label on a language model, or on its first layers; its head is new."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
+    if layers is not None:
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise SystemExit(f"--layers {layers}: the model has {config.num_hidden_layers}")
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = config.layer_types[:layers]
+    model = AutoModelForSequenceClassification.from_pretrained(
+        source, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    switch_off_dropout(model)
+    return model
+
+
+def train(given: argparse.Namespace) -> float:
+    """Write the folder; the held-out accuracy."""
+    torch.manual_seed(given.seed)
+    tokenizer = AutoTokenizer.from_pretrained(given.model, trust_remote_code=False)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    rows = [json.loads(line) for line in Path(given.preferences).read_text().splitlines() if line.strip()]
+    order = random.Random(given.seed)
+    order.shuffle(rows)
+    # Pairs about one prompt are all held out, or none of them.
+    prompts = list(dict.fromkeys(row["prompt"] for row in rows))
+    asked = set(prompts[: max(1, round(given.held_out * len(prompts)))])
+    held_out = pairs_of([row for row in rows if row["prompt"] in asked], tokenizer, given.max_tokens)
+    pairs = pairs_of([row for row in rows if row["prompt"] not in asked], tokenizer, given.max_tokens)
+    if not pairs or not held_out:
+        raise SystemExit(
+            f"{given.preferences}: {len(pairs)} pairs to train on and {len(held_out)} held out are too few"
+        )
+    model = initial_model(given.model, tokenizer, given.layers).to(given.device)
+    print(f"{len(pairs)} pairs, {len(held_out)} held out; before: {accuracy(model, held_out, given.batch_size):.3f}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.learning_rate, weight_decay=0.0)
+    steps = given.epochs * -(-len(pairs) // given.batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / (1 + 0.1 * steps), (steps - step) / steps)
+    )
+    model.train()
+    step = 0
+    for epoch in range(given.epochs):
+        order.shuffle(pairs)
+        for first in range(0, len(pairs), given.batch_size):
+            margin = margins(model, pairs[first : first + given.batch_size])
+            loss = -logsigmoid(margin).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            step += 1
+            if step % 10 == 0 or step == steps:
+                print(f"epoch {epoch + 1} step {step}/{steps} loss {loss.item():.3f}", flush=True)
+    found = accuracy(model, held_out, given.batch_size)
+    print(f"held-out accuracy {found:.3f} of {len(held_out)} pairs")
+    model.eval().save_pretrained(given.folder)
+    tokenizer.save_pretrained(given.folder)
+    print(f"{given.folder}: use it as reward=model reward.model={given.folder}")
+    return found
+
+
+def preference(rule: str) -> Callable[[str], float]:
+    """What makes an answer the preferred one: the higher number."""
+    if rule in ("shorter", "longer"):
+        return lambda text: len(text) if rule == "longer" else -len(text)
+    pattern = re.compile(rule, re.IGNORECASE)
+    return lambda text: len(pattern.findall(text))
+
+
+@torch.no_grad()
+def sample(given: argparse.Namespace) -> None:
+    """Write preferences between two sampled answers to each prompt; equal ones are left out."""
+    torch.manual_seed(given.seed)
+    tokenizer = AutoTokenizer.from_pretrained(given.model, padding_side="left", trust_remote_code=False)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(given.model, use_safetensors=True, trust_remote_code=False).float()
+    model.to(given.device)
+    prompts = [json.loads(line)["prompt"] for line in Path(given.questions).read_text().splitlines() if line.strip()]
+    worth, found = preference(given.prefer), []
+    for first in range(0, len(prompts), given.batch_size):
+        asked = prompts[first : first + given.batch_size]
+        texts = [written(prompt, tokenizer) for prompt in asked]
+        inputs = tokenizer(texts, padding=True, add_special_tokens=tokenizer.chat_template is None, return_tensors="pt")
+        ids = model.generate(
+            **inputs.to(model.device),
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=2,
+            max_new_tokens=given.max_new_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        answers = tokenizer.batch_decode(ids[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        for prompt, one, other in zip(asked, answers[0::2], answers[1::2], strict=True):
+            if worth(one) != worth(other):
+                chosen, rejected = sorted((one, other), key=worth, reverse=True)
+                found.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    Path(given.preferences).write_text("".join(json.dumps(row) + "\n" for row in found))
+    print(f"{given.preferences}: {len(found)} preferences of {len(prompts)} prompts")
+
+
+def written(prompt: str, tokenizer: Any) -> str:
+    """The prompt as the model reads it."""
+    if tokenizer.chat_template is None:
+        return prompt
+    message = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("train", parents=[common], help="preferences to a reward model")
+    one.add_argument("model", help="the causal language model to start from")
+    one.add_argument("preferences", help="JSON lines with prompt, chosen and rejected")
+    one.add_argument("folder", help="where the reward model is written")
+    one.add_argument("--layers", type=int, help="keep the first ones alone: less to compute")
+    one.add_argument("--epochs", type=int, default=1)
+    one.add_argument("--batch-size", type=int, default=8, help="pairs")
+    one.add_argument("--learning-rate", type=float, default=2e-5)
+    one.add_argument("--held-out", type=float, default=0.1, help="share of the prompts")
+    one.add_argument("--max-tokens", type=int, default=1024)
+    one.set_defaults(run=train)
+    other = commands.add_parser("sample", parents=[common], help="prompts to preferences between sampled answers")
+    other.add_argument("model", help="who answers")
+    other.add_argument("questions", help="JSON lines with prompt")
+    other.add_argument("preferences", help="the file to write")
+    other.add_argument("--prefer", default="shorter", help="shorter, longer, or a regular expression")
+    other.add_argument("--max-new-tokens", type=int, default=24)
+    other.add_argument("--batch-size", type=int, default=16, help="prompts")
+    other.set_defaults(run=sample)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    chosen = parsed()
+    chosen.run(chosen)

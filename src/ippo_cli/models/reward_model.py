@@ -1,0 +1,168 @@
+"""A frozen reward model: conversations in, one number each, through its own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Dtype
+from ippo_cli.models.actor import DTYPES
+from ippo_cli.models.critic import ValueModel, ValueModelConfig
+from ippo_cli.models.load import UnusableModel, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.shape import ModelShape, model_shape
+
+Messages = Sequence[dict[str, str]]  # each with role and content
+
+
+class ConversationWriter:
+    """How a reward model's tokenizer writes a conversation: by its chat template, else the texts one after another.
+
+    What the texts say is text: a special token that is spelled out in one is left out, so that nobody who writes it
+    begins or ends a turn.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.special = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if token.special})
+
+    def ids(self, conversations: Sequence[Messages]) -> list[list[int]]:
+        """Token ids; special tokens are those that the template writes, or else those that the tokenizer adds."""
+        plain = [[{**message, "content": self._plain(message["content"])} for message in one] for one in conversations]
+        if self.tokenizer.chat_template is None:
+            texts = ["".join(message["content"] for message in one) for one in plain]
+        else:
+            texts = [str(self.tokenizer.apply_chat_template(one, tokenize=False)) for one in plain]
+        adds = self.tokenizer.chat_template is None
+        return self.tokenizer(texts, add_special_tokens=adds).input_ids if texts else []
+
+    def _plain(self, text: str) -> str:
+        before = None
+        while text != before:  # leaving one out may spell another
+            before = text
+            for token in self.special:
+                text = text.replace(token, "")
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    """What scores, on its device."""
+
+    model: PreTrainedModel
+    device: torch.device
+    batch_tokens: int
+
+    @torch.inference_mode()
+    def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """One number for each row of token ids; rows of like length are read together."""
+        found = [0.0] * len(rows)
+        for batch in self._batches(rows):
+            width = max(len(rows[row]) for row in batch)
+            ids = torch.full((len(batch), width), self._pad or 0, dtype=torch.long)
+            mask = torch.zeros_like(ids)
+            for place, row in enumerate(batch):
+                ids[place, : len(rows[row])] = torch.tensor(rows[row])
+                mask[place, : len(rows[row])] = 1
+            numbers = self._read(ids.to(self.device), mask.to(self.device))
+            for row, number in zip(batch, numbers.float().cpu().tolist(), strict=True):
+                found[row] = number
+        return found
+
+    @property
+    def _pad(self) -> int | None:
+        """What a classifier finds the last token by; None where it cannot."""
+        return 0 if isinstance(self.model, ValueModel) else self.model.config.get_text_config().pad_token_id
+
+    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for row in sorted(range(len(rows)), key=lambda row: (len(rows[row]), row)):
+            if batch and (self._pad is None or len(rows[row]) * (len(batch) + 1) > self.batch_tokens):
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def _read(self, ids: Tensor, mask: Tensor) -> Tensor:
+        if not isinstance(self.model, ValueModel):
+            return self.model(input_ids=ids, attention_mask=mask).logits[:, 0]
+        hidden = self.model.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        last = (mask.sum(dim=1) - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return self.model.value_head(hidden.gather(1, last).squeeze(1))
+
+
+def load_reward_model(
+    source: str, revision: str | None, dtype: Dtype, device: torch.device, batch_tokens: int
+) -> RewardModel:
+    """Its weights, frozen. Raises `PreflightError` where they are not complete, or no reward model's."""
+    kind: Any = ValueModel if is_value_model(source) else AutoModelForSequenceClassification
+    try:
+        model = load_pretrained(kind, source, revision=revision, dtype=DTYPES[dtype], trains=False)
+    except Exception as error:
+        raise cannot_load(f"reward.model={source}", "reward model", error, what_is_missing(Path(source))) from error
+    return RewardModel(model=model.requires_grad_(False).to(device), device=device, batch_tokens=batch_tokens)
+
+
+def read_config(source: str, revision: str | None) -> Any:
+    """The configuration of a reward model. Raises `PreflightError` where it is another kind of model's."""
+    setting = f"reward.model={source}"
+    try:
+        if is_value_model(source):
+            own = ValueModelConfig.from_pretrained(source).backbone
+            return AutoConfig.for_model(own["model_type"], **{k: v for k, v in own.items() if k != "model_type"})
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        raise cannot_load(setting, "reward model", error, what_is_missing(Path(source))) from error
+    if (missing := what_is_missing(Path(source))) is not None:
+        raise cannot_load(setting, "reward model", UnusableModel(missing))
+    if not any("SequenceClassification" in name for name in config.architectures or ()):
+        kinds = " ".join(config.architectures or ["nothing"])
+        raise PreflightError(
+            f"{setting}: its config.json names {kinds}; give a sequence classifier or a folder with a value head "
+            "(scripts/examples/train_reward_model.py makes one)"
+        )
+    if config.num_labels != 1:
+        raise PreflightError(f"{setting}: it has {config.num_labels} labels; a reward model has one")
+    return config
+
+
+def read_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """The reward model's own tokenizer."""
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        raise cannot_load(f"reward.model={source}", "tokenizer of a reward model", error) from error
+
+
+def context_of(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens that it may read; None where neither model nor tokenizer has a limit."""
+    limits = [getattr(config.get_text_config(), "max_position_embeddings", None), tokenizer.model_max_length]
+    return min((limit for limit in limits if limit is not None and limit < 2**31), default=None)
+
+
+def shape_of(config: Any) -> ModelShape:
+    """Its sizes, for a plan of memory."""
+    with torch.device("meta"):
+        return model_shape(AutoModelForSequenceClassification.from_config(config))
+
+
+def is_value_model(source: str) -> bool:
+    """Whether a folder holds a critic of ours: a backbone with a value head."""
+    try:
+        return json.loads((Path(source) / "config.json").read_text())["model_type"] == ValueModelConfig.model_type
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,30 @@
+"""What was said in an episode, as messages: what judges, reward models and remote scorers read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ippo_cli.config.schema import AgentConfig
+from ippo_cli.types import Episode
+
+Message = dict[str, str]  # role and content
+
+
+def messages_of(episode: Episode, agent: str, agents: Mapping[str, AgentConfig]) -> list[Message]:
+    """One agent's conversation: what it was told and what it said, its last answer included; rebuilt from texts.
+
+    An agent that never spoke has no messages.
+    """
+    turns = episode.of(agent)
+    system = agents[agent].system
+    messages = [{"role": "system", "content": system}] if system is not None and turns else []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.observation})
+        messages.append({"role": "assistant", "content": turn.completion.text})
+    return messages
+
+
+def prompt_of(episode: Episode, agent: str) -> str:
+    """What an agent was told before its last answer."""
+    turns = episode.of(agent)
+    return turns[-1].observation if turns else ""

@@ -1,0 +1,121 @@
+"""`reward=http`: a scorer behind HTTP, asked about several rows at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ippo_cli.config.schema import AgentConfig, HttpRewardConfig
+from ippo_cli.rewards.contract import Reward, part_name
+from ippo_cli.rewards.heard import messages_of
+from ippo_cli.rewards.remote import Remote, RequestFailed
+from ippo_cli.rewards.responses import last_texts
+from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.types import Episode
+
+NAMES = ("team", "agent", "parts", "error")
+
+
+class HttpReward:
+    """POSTs `{"rows": [...]}`, and is answered by `{"rows": [...]}` of as many entries.
+
+    A row has `example`, each agent's last text in `responses`, and in `prompts` the messages before it, each with
+    `role` and `content`. Its answer is a number, or `{"team": NUMBER, "agent": {NAME: NUMBER}, "parts": {...}}`; null,
+    or `{"error": TEXT}`, where it cannot be scored.
+
+    Rows without a number among others, and those of a request that was refused as a whole, are sent again one by one.
+    """
+
+    def __init__(self, config: HttpRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
+        assert config.url is not None
+        self.agents, self.batch_size = agents, config.batch_size
+        self._remote = Remote(config, config.url)
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        rows = self._rows(episodes)
+        found: list[Row | Exception] = [RuntimeError("not asked")] * len(rows)
+        places = list(range(len(rows)))
+        parts = [places[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
+        self._ask(rows, parts, found)
+        # A server that is not there would not be there for each of its rows either.
+        alone = [
+            [place]
+            for part in parts
+            for place in part
+            if len(part) > 1 and isinstance(found[place], Exception) and getattr(found[place], "answered", True)
+        ]
+        self._ask(rows, alone, found)
+        return replace(gathered(found), final=True)  # requests were sent again already
+
+    def close(self) -> None:
+        self._remote.close()
+
+    def _rows(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+        texts = last_texts(episodes, list(self.agents))
+        return [
+            {
+                "example": dict(episode.example),
+                "prompts": {name: messages_of(episode, name, self.agents)[:-1] for name in self.agents},
+                "responses": {name: texts[name][row] for name in self.agents},
+            }
+            for row, episode in enumerate(episodes)
+        ]
+
+    def _ask(
+        self, rows: Sequence[Mapping[str, Any]], parts: Sequence[Sequence[int]], found: list[Row | Exception]
+    ) -> None:
+        def read(place: int, answer: Any) -> list[Row | Exception]:
+            answers = _answers(answer, len(parts[place]), list(self.agents))
+            if len(answers) == 1 and isinstance(answers[0], RequestFailed):
+                raise answers[0]
+            return answers
+
+        bodies = [{"rows": [rows[place] for place in part]} for part in parts]
+        for part, answers in zip(parts, self._remote.post_all(bodies, read), strict=True):
+            each = [answers] * len(part) if isinstance(answers, Exception) else answers
+            for place, answer in zip(part, each, strict=True):
+                found[place] = answer
+
+
+def _answers(answer: Any, rows: int, agents: Sequence[str]) -> list[Row | Exception]:
+    entries = answer.get("rows") if isinstance(answer, dict) else None
+    if not isinstance(entries, list) or len(entries) != rows:
+        there = f"{len(entries)} of them" if isinstance(entries, list) else f"{answer!r:.80}"
+        raise RequestFailed(f'the answer must be {{"rows": [...]}} with an entry for each of the {rows} rows: {there}')
+    return [_row(entry, agents) for entry in entries]
+
+
+def _row(entry: Any, agents: Sequence[str]) -> Row | Exception:
+    try:
+        return _numbers(entry, agents)
+    except RequestFailed as failure:
+        return failure
+    except (OverflowError, TypeError, ValueError) as error:
+        return RequestFailed(f"the answer to a row is {entry!r:.80}: {error}")
+
+
+def _numbers(entry: Any, agents: Sequence[str]) -> Row:
+    if isinstance(entry, Mapping) and entry.get("error") is not None:
+        raise RequestFailed(f"the server says: {entry['error']!s:.200}")
+    if not isinstance(entry, Mapping):
+        return {"team": _number(entry)}
+    if (unknown := sorted(set(entry) - set(NAMES))) or not ("team" in entry or "agent" in entry):
+        raise ValueError(f"it must have team or agent, and nothing but {', '.join(NAMES)}{': ' if unknown else ''}")
+    row: dict[str, Any] = {}
+    if "team" in entry:
+        row["team"] = _number(entry["team"])
+    if "agent" in entry:
+        if set(entry["agent"]) != set(agents):
+            raise ValueError(f"agent must have a number for each of {', '.join(agents)}")
+        row["agent"] = {name: _number(entry["agent"][name]) for name in agents}
+    parts = entry.get("parts") or {}
+    row["parts"] = {part_name(name): _number(parts[name]) for name in parts}
+    return row
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | int | float) and math.isfinite(number := float(value)):
+        return number
+    raise ValueError("a finite number belongs there")

@@ -1,0 +1,181 @@
+"""`reward=judge`: a language model behind an OpenAI-compatible endpoint gives each response a number by a rubric."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.schema import AgentConfig, JudgeRewardConfig
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import Place, Reward
+from ippo_cli.rewards.heard import prompt_of
+from ippo_cli.rewards.remote import Remote, RequestFailed
+from ippo_cli.rewards.responses import last_texts
+from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.tasks.templates import render_template
+from ippo_cli.types import Episode
+
+
+class JudgeReward:
+    """Each agent's number is what the judge says of its response, 0 at `lowest` and 1 at `highest`; the team's the
+    mean.
+
+    The part `judged` is the mean number as the judge gave it. An answer without a number, or with one beyond the
+    bounds, is a failure of that row. Equal questions are asked once: a template that shows what all agents said, and
+    neither `{prompt}` nor `{response}`, is asked once about a row.
+    """
+
+    def __init__(self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
+        assert config.url is not None
+        self.config, self.agents = config, list(agents)
+        self._remote = Remote(config, f"{config.url.rstrip('/')}/chat/completions")
+        self._answers = Answers()
+
+    def prepare(self, place: Place) -> None:
+        """Keep answers in the run's folder, and read those that this rank has kept there."""
+        if self.config.keep_answers and place.folder is not None:
+            self._answers = Answers(place.folder / f"answers_rank{distributed.rank()}.jsonl")
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        texts = last_texts(episodes, self.agents)
+        said = [{name: texts[name][row] for name in self.agents} for row in range(len(episodes))]
+        asked = [
+            {name: self._body(episode, name, said[row]) for name in self.agents} for row, episode in enumerate(episodes)
+        ]
+        keys = [{name: _key(self._remote.url, body) for name, body in bodies.items()} for bodies in asked]
+        unknown = {
+            keys[row][name]: body
+            for row, bodies in enumerate(asked)
+            for name, body in bodies.items()
+            if keys[row][name] not in self._answers
+        }
+        failed: dict[str, Exception] = {}
+        for key, text in zip(unknown, self._remote.post_all(list(unknown.values()), self._read), strict=True):
+            if isinstance(text, Exception):
+                failed[key] = text
+            else:
+                self._answers.add(key, text)
+        return replace(gathered([self._row(own, failed) for own in keys]), final=True)  # asked again already
+
+    def close(self) -> None:
+        self._remote.close()
+        self._answers.close()
+
+    def _body(self, episode: Episode, agent: str, said: Mapping[str, str]) -> dict[str, Any]:
+        told = {"prompt": prompt_of(episode, agent), "response": said[agent]}
+        told |= {f"agents.{name}": text for name, text in said.items()}
+        fields = {name: value for name, value in episode.example.items() if name not in told}
+        content = render_template(self.config.template, fields, "reward.template", told)
+        return {
+            "model": self.config.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": self.config.max_tokens,
+        }
+
+    def _row(self, keys: Mapping[str, str], failed: Mapping[str, Exception]) -> Row | Exception:
+        for key in keys.values():
+            if key in failed:
+                return failed[key]
+        judged = {name: number_in(self._answers[key], self.config) for name, key in keys.items()}
+        low, width = self.config.lowest, self.config.highest - self.config.lowest
+        own = {name: (number - low) / width for name, number in judged.items()}
+        return {
+            "team": sum(own.values()) / len(own),
+            "agent": own,
+            "parts": {"judged": sum(judged.values()) / len(judged)},
+        }
+
+    def _read(self, _: int, answer: Any) -> str:
+        """The text of an answer that holds a number."""
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise RequestFailed(f"the endpoint's answer has no choices[0].message.content: {answer!r:.200}")
+        number_in(text, self.config)
+        return text
+
+
+class Answers:
+    """What a judge answered, by question; in a file as well where there is one. The first answer counts for ever.
+
+    Each rank has a file of its own: what a resumed run asks again is answered as it was, and nobody else's answer
+    stands in for it.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._texts: dict[str, str] = {}
+        self._file = None
+        if file is None:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = 0  # a process that was killed may have left half a line
+        if file.exists():
+            for line in file.read_bytes().splitlines(keepends=True):
+                try:
+                    entry = json.loads(line) if line.endswith(b"\n") else None
+                    self._texts.setdefault(entry["key"], entry["text"])  # type: ignore[index]
+                except (KeyError, TypeError, ValueError):
+                    break
+                whole += len(line)
+        self._file = file.open("ab")
+        self._file.truncate(whole)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._texts
+
+    def __getitem__(self, key: str) -> str:
+        return self._texts[key]
+
+    def add(self, key: str, text: str) -> None:
+        self._texts[key] = text
+        if self._file is not None:
+            self._file.write(json.dumps({"key": key, "text": text}).encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def number_in(text: str, config: JudgeRewardConfig) -> float:
+    """The number of a judge's answer. Raises `RequestFailed` where there is none, or one beyond the bounds."""
+    found = _matched(text, config.pattern) if config.pattern is not None else _in_json(text, str(config.field))
+    try:
+        number = float(found)  # type: ignore[arg-type]
+    except (OverflowError, TypeError, ValueError):
+        raise RequestFailed(f"the judge's answer has no number where it belongs: {text!r:.200}") from None
+    if not config.lowest <= number <= config.highest:
+        raise RequestFailed(f"the judge gave {number:g}, beyond {config.lowest:g} to {config.highest:g}: {text!r:.200}")
+    return number
+
+
+def _matched(text: str, pattern: str) -> str | None:
+    found = re.findall(pattern, text)
+    return found[-1] if found else None
+
+
+def _in_json(text: str, field: str) -> Any:
+    """The field of the last JSON object in a text that has it."""
+    decoder, value, place = json.JSONDecoder(), None, text.find("{")
+    while place >= 0:
+        try:
+            found, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            end = place + 1
+        else:
+            value = found[field] if isinstance(found, dict) and field in found else value
+        place = text.find("{", end)
+    return None if isinstance(value, bool) else value
+
+
+def _key(url: str, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode(errors="replace")).hexdigest()

@@ -1,0 +1,97 @@
+"""`reward=model`: a trained reward model reads each agent's conversation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.schema import AgentConfig, ModelRewardConfig, Overlong
+from ippo_cli.models.reward_model import (
+    ConversationWriter,
+    RewardModel,
+    context_of,
+    load_reward_model,
+    read_config,
+    read_tokenizer,
+)
+from ippo_cli.rewards.contract import Place, Reward
+from ippo_cli.rewards.heard import messages_of
+from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.types import Episode
+
+
+class ModelReward:
+    """Each agent's number is the model's of its conversation, rebuilt from texts; the team's the mean over who spoke.
+
+    The part `cut` is the share of conversations that were too long and lost their beginning, but for the first token.
+    The weights are read when they are first needed, or when a run tells where it is.
+    """
+
+    def __init__(self, config: ModelRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
+        assert config.model is not None
+        self.config, self.source, self.agents = config, config.model, agents
+        tokenizer = read_tokenizer(self.source, config.revision)
+        self._writer = ConversationWriter(tokenizer)
+        context = context_of(read_config(self.source, config.revision), tokenizer)
+        if config.max_tokens is not None and context is not None and config.max_tokens > context:
+            raise ConfigError(
+                f"reward.max_tokens={config.max_tokens}",
+                f"is more than the reward model reads, which is {context}",
+                "lower it, or set null",
+            )
+        self._limit = config.max_tokens or context
+        self._model: RewardModel | None = None
+
+    def prepare(self, place: Place) -> None:
+        """Load the weights."""
+        device = place.device if self.config.device == "auto" else _device(self.config.device)
+        self._model = load_reward_model(
+            self.source, self.config.revision, self.config.dtype, device, self.config.batch_tokens
+        )
+
+    def __call__(self, episodes: Sequence[Episode]) -> Reward:
+        if self._model is None:
+            self.prepare(Place(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"), folder=None))
+        assert self._model is not None
+        spoken = [(row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.of(name)]
+        ids = self._writer.ids([messages_of(episodes[row], name, self.agents) for row, name in spoken])
+        scores = self._model.scores([self._fitting(one) for one in ids])
+        rows: list[dict[str, tuple[float, int]]] = [{} for _ in episodes]
+        for (row, name), score, one in zip(spoken, scores, ids, strict=True):
+            rows[row][name] = score, len(one)
+        # What cannot be read now cannot be read when it is asked again.
+        return replace(gathered([self._row(said) for said in rows]), final=True)
+
+    def close(self) -> None:
+        """Give back its memory."""
+        self._model = None
+
+    def _fitting(self, ids: list[int]) -> list[int]:
+        limit = self._limit
+        if limit is None or len(ids) <= limit:
+            return ids
+        return [ids[0], *ids[len(ids) - limit + 1 :]] if limit > 1 else ids[:1]
+
+    def _row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
+        beyond = [length for _, length in said.values() if self._limit is not None and length > self._limit]
+        if beyond and self.config.too_long is Overlong.fail:
+            return ValueError(f"a conversation has {beyond[0]} tokens, and the reward model reads {self._limit}")
+        if bad := [score for score, _ in said.values() if not math.isfinite(score)]:
+            return ValueError(f"the reward model says {bad[0]}")
+        numbers = [score for score, _ in said.values()]
+        return {
+            "team": sum(numbers) / len(numbers) if numbers else 0.0,
+            "agent": {name: said[name][0] if name in said else 0.0 for name in self.agents},
+            "parts": {"cut": len(beyond) / max(len(said), 1)},
+        }
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise PreflightError(f"reward.device={name}: there is no such device; {torch.cuda.device_count()} of them here")
+    return device

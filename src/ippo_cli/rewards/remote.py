@@ -1,0 +1,256 @@
+"""Asking a server over HTTP: several requests at once, finite times, and again where that may help.
+
+Imports httpx2 where a request is made; huggingface_hub brings it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import RemoteRewardConfig
+from ippo_cli.config.secrets import redacted
+from ippo_cli.engine import progress
+
+TRIES = 3
+FIRST_WAIT_S, LONGEST_WAIT_S = (
+    0.5,
+    30.0,
+)  # between tries, doubled each time; what a server asks for counts up to the end
+TRIED_AGAIN = (408, 429)  # and every 5xx
+MOST_BYTES = 2**20
+"""Of an answer."""
+SHOWN_CHARACTERS = 200
+MOST_REDIRECTS = 3
+UNREACHED = 8
+"""Requests one after another without any answer, after which a server counts as gone: the rest is not sent."""
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+T = TypeVar("T")
+
+
+class RequestFailed(RuntimeError):
+    """A request without an answer that can be used."""
+
+    def __init__(self, message: str, *, answered: bool = True, again: bool = True, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.answered, self.again, self.wait_s = answered, again, wait_s
+
+
+@dataclass
+class _Reach:
+    """How many requests in a row a server has left without an answer."""
+
+    missed: int = 0
+    failure: RequestFailed | None = None
+
+
+class Remote:
+    """One address: POSTs of JSON, answered by JSON.
+
+    Redirects are followed where they keep method, host and port; the token goes to that host alone. A thread of its own
+    has the connections, so that a time that is over ends a request whatever it is doing.
+    """
+
+    def __init__(self, config: RemoteRewardConfig, url: str) -> None:
+        if find_spec("httpx2") is None:
+            raise PreflightError(f"reward.kind={config.kind.value} needs httpx2; pip install 'ippo-cli[http]'")
+        self.url, self.timeout_s, self.concurrency = url, config.timeout_s, config.concurrency
+        self._token_env = config.token_env
+        self._token = _token_of(config.token_env)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: Any = None
+
+    def post_all(self, bodies: Sequence[Any], read: Callable[[int, Any], T]) -> list[T | Exception]:
+        """What `read(place, answer)` makes of the answer to each body, or why there is none, in the bodies' order.
+
+        A `RequestFailed` that it raises counts as a failure of the request.
+        """
+        future = asyncio.run_coroutine_threadsafe(self._all(bodies, read), self._running_loop())
+        try:
+            return future.result()
+        except BaseException:  # a signal, for one: nobody waits for the rest
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the connections and their thread."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(Exception):
+                asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(timeout=5.0)
+        loop.call_soon_threadsafe(loop.stop)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(loop,), name="reward requests", daemon=True).start()
+        return self._loop
+
+    async def _all(self, bodies: Sequence[Any], read: Callable[[int, Any], T]) -> list[T | Exception]:
+        free, reach = asyncio.Semaphore(self.concurrency), _Reach()
+
+        async def one(place: int, body: Any) -> T | Exception:
+            async with free:
+                if reach.failure is not None and reach.missed >= UNREACHED:
+                    return reach.failure
+                try:
+                    found = await self._tried(body, lambda answer: read(place, answer))
+                except RequestFailed as failure:
+                    reach.missed = 0 if failure.answered else reach.missed + 1
+                    reach.failure = failure
+                    return failure
+                except (TypeError, ValueError) as error:  # the body is no JSON
+                    return error
+                reach.missed = 0
+                return found
+
+        calls: list[Coroutine[Any, Any, T | Exception]] = [one(place, body) for place, body in enumerate(bodies)]
+        return list(await asyncio.gather(*calls))
+
+    async def _tried(self, body: Any, read: Callable[[Any], T]) -> T:
+        """The answer as it is read; tried again after failures that may be of the moment."""
+        content = json.dumps(body, allow_nan=False, default=_plain).encode(errors="replace")
+        wait_s = FIRST_WAIT_S
+        for left in reversed(range(TRIES)):
+            try:
+                with progress.within(self.timeout_s):
+                    return read(await self._answer(content))
+            except RequestFailed as failure:
+                if not left or not failure.again:
+                    raise
+                pause_s = min(max(wait_s, failure.wait_s), LONGEST_WAIT_S)
+            with progress.within(pause_s):
+                await asyncio.sleep(pause_s)
+            wait_s *= 2
+        raise AssertionError("a last try is answered or raised")
+
+    async def _answer(self, content: bytes) -> Any:
+        import httpx2
+
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                status, text, wait_s = await self._posted(content)
+        except (TimeoutError, httpx2.TimeoutException):
+            raise RequestFailed(f"{self._shown} took longer than {self.timeout_s:g} s", answered=False) from None
+        except (httpx2.TransportError, httpx2.DecodingError, OSError) as error:
+            reason = self._hidden(str(error) or type(error).__name__)
+            raise RequestFailed(f"{self._shown} cannot be reached ({reason})", answered=False) from None
+        said = self._hidden(text[: 4 * SHOWN_CHARACTERS].decode(errors="replace"))[:SHOWN_CHARACTERS]
+        if status >= 300:
+            again = status in TRIED_AGAIN or status >= 500
+            raise RequestFailed(f"{self._shown} answered {status}: {said}", again=again, wait_s=wait_s)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise RequestFailed(f"{self._shown} answered what is no JSON: {said}") from None
+
+    async def _posted(self, content: bytes) -> tuple[int, bytes, float]:
+        """Status, body and how long the server asks to be left alone."""
+        url = self.url
+        for _ in range(MOST_REDIRECTS + 1):
+            async with self._http().stream("POST", url, content=content, headers=self._headers()) as response:
+                if 300 <= response.status_code < 400:
+                    url = self._redirected(url, response.status_code, response.headers.get("location", ""))
+                    continue
+                body = bytearray()
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise RequestFailed(f"{self._shown} answered more than {MOST_BYTES} bytes", again=False)
+                return response.status_code, bytes(body), _wait_of(response.headers.get("retry-after"))
+        raise RequestFailed(f"{self._shown} redirects for ever", again=False)
+
+    def _redirected(self, url: str, status: int, location: str) -> str:
+        target = urljoin(url, location)
+        if status not in (307, 308) or _origin(target) != _origin(self.url):
+            host = self._hidden(f"{urlsplit(target).scheme}://{urlsplit(target).netloc}")
+            raise RequestFailed(
+                f"{self._shown} redirects ({status}) to {host}, which is not followed; give the address itself",
+                again=False,
+            )
+        return target
+
+    def _headers(self) -> dict[str, str]:
+        plain = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+        return plain | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+
+    def _http(self) -> Any:
+        if self._client is None:
+            import httpx2
+
+            self._client = httpx2.AsyncClient(
+                timeout=self.timeout_s,
+                follow_redirects=False,
+                limits=httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
+                mounts={f"all://{host}": None for host in LOOPBACK},  # what runs here is asked through no proxy
+            )
+        return self._client
+
+    @property
+    def _shown(self) -> str:
+        parts = urlsplit(self.url)
+        return self._hidden(f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
+
+    def _hidden(self, text: str) -> str:
+        """A text without the token."""
+        return redacted(text.replace(self._token, f"<{self._token_env}>") if self._token else text)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _token_of(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise PreflightError(f"reward.token_env={variable}: there is no such variable; export {variable}=...")
+    if not (token.isascii() and token.isprintable()):
+        raise PreflightError(f"reward.token_env={variable}: its value cannot be sent; it must be printable ASCII")
+    return token
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return "", None, None
+
+
+def _wait_of(header: str | None) -> float:
+    """Seconds of a Retry-After header: a number of them, or a date."""
+    if header is None:
+        return 0.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError):
+            return 0.0
+    return seconds if 0.0 <= seconds < float("inf") else 0.0
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy and torch as JSON has them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"the example holds {value!r:.60}, which JSON cannot hold")

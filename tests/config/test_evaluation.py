@@ -1,0 +1,27 @@
+"""What an evaluation asks of the runs that it compares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.evaluation import refuse_unlike
+from ippo_cli.config.load import load_config
+
+DIVIDED = ("task=jsonl", "task.train=a.jsonl", "task.eval=null", "task.eval_share=0.2", "actor.model=x")
+ASKED = ("task.agents.solo.template='{q}'", "task.agents.solo.answer='{a}'")
+
+
+def config(*changes: str) -> Any:
+    return load_config([*DIVIDED, *ASKED, *changes])
+
+
+@pytest.mark.parametrize("change", ["seed=8", "task.train=b.jsonl", "task.train_split=other"])
+def test_runs_are_not_compared_on_rows_that_one_of_them_was_trained_on(change: str) -> None:
+    refuse_unlike("one", config("seed=7"), "other", config("seed=7"))
+    with pytest.raises(ConfigError, match=r"^run=other has .*hold.*\(task.eval_share=0.2\) the other was trained on"):
+        refuse_unlike("one", config("seed=7"), "other", config("seed=7", change))
+    new = ("task.eval_share=null", "task.eval=new.jsonl")
+    refuse_unlike("one", config("seed=7", *new), "other", config("seed=7", change, *new))

@@ -1,0 +1,78 @@
+"""A server of the test's own, in a thread. Tests import this file by its path."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Said:
+    """What a server says: a JSON answer, or bytes as they are."""
+
+    body: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Served:
+    """A running server, and what it was asked: bodies, and headers."""
+
+    url: str
+    bodies: list[Any] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    at_once: int = 0  # the most requests that were there together
+    _open: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def serving(answer: Callable[[Any, int], Said]) -> Iterator[Served]:
+    """A server that answers `answer(body, number of the request)`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            with served._lock:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                served.bodies.append(body)
+                served.headers.append(dict(self.headers))
+                number = len(served.bodies) - 1
+                served._open += 1
+                served.at_once = max(served.at_once, served._open)
+            said = answer(body, number)
+            with served._lock:
+                served._open -= 1
+            content = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
+            self.send_response(said.status)
+            for name, value in {"Content-Length": str(len(content)), **said.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                self.wfile.write(content)
+            except OSError:  # who asked has left
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        served = Served(f"http://127.0.0.1:{server.server_address[1]}")
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield served
+        finally:
+            server.shutdown()

@@ -1,0 +1,222 @@
+"""A scorer behind HTTP: what it is sent, what its answers count, and what becomes of its failures."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx2", reason="needs the extra `http`")
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "examples"))
+
+import reward_server
+from servers import Said, serving
+from spoken import episode, spoken_once
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Config
+from ippo_cli.rewards import remote
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import Reward, close_reward
+from ippo_cli.rewards.score import attempt
+from ippo_cli.types import Episode
+
+SORTED = spoken_once([{"letters": str(row)} for row in range(6)], {"low": list("abcdef"), "high": list("ABCDEF")})
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote, "LONGEST_WAIT_S", 0.2)
+
+
+def asked(url: str, episodes: list[Episode] = SORTED, *keys: str) -> Reward:
+    return asked_and_failed(url, episodes, *keys)[0]
+
+
+def asked_and_failed(url: str, episodes: list[Episode], *keys: str) -> tuple[Reward, Exception | None]:
+    config = composed(keys)
+    reward = build_reward(replace(config.reward, url=url), config.task.agents)  # type: ignore[call-arg]
+    try:
+        return attempt(reward, episodes, list(config.task.agents), config.reward)
+    finally:
+        close_reward(reward)
+
+
+@cache
+def composed(keys: tuple[str, ...]) -> Config:
+    return load_config(["task=sorting", "reward=http", "reward.url=http://set/below", *keys])
+
+
+def ones(body: Any, _: int) -> Said:
+    return Said({"rows": [1.0] * len(body["rows"])})
+
+
+def test_rows_are_sent_with_what_was_said_and_come_back_as_numbers_by_name() -> None:
+    def answer(body: Any, _: int) -> Said:
+        rows = [float(row["example"]["letters"]) for row in body["rows"]]
+        return Said({"rows": [{"team": n, "agent": {"low": n, "high": -n}, "parts": {"score": n}} for n in rows]})
+
+    talk = [episode(("low", 0, "x", "first"), ("low", 1, "y", "then"), example={"letters": "7"})]
+    with serving(answer) as server:
+        found = asked(server.url, [*SORTED, *talk], "reward.batch_size=4", "task.agents.low.system=be brief")
+    assert found.team == [0, 1, 2, 3, 4, 5, 7]
+    assert found.agent == {"low": [0, 1, 2, 3, 4, 5, 7], "high": [0, -1, -2, -3, -4, -5, -7]}
+    assert found.parts == {"info_score": [0, 1, 2, 3, 4, 5, 7]}
+    assert [len(body["rows"]) for body in server.bodies] == [4, 3]
+    first, last = server.bodies[0]["rows"][0], server.bodies[1]["rows"][2]
+    assert first["responses"] == {"low": "a", "high": "A"}
+    assert last["responses"] == {"low": "y", "high": ""}
+    assert last["prompts"] == {
+        "low": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "first"},
+            {"role": "assistant", "content": "x"},
+            {"role": "user", "content": "then"},
+        ],
+        "high": [],
+    }
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_what_may_be_of_the_moment_is_asked_twice_more(status: int) -> None:
+    with serving(lambda body, number: ones(body, 0) if number == 2 else Said({}, status)) as server:
+        assert asked(server.url).team == [1.0] * 6
+    assert len(server.bodies) == 3
+
+
+def test_what_is_asked_wrongly_is_asked_once_and_a_bad_row_costs_no_other() -> None:
+    def answer(body: Any, _: int) -> Said:
+        return (
+            Said({"reason": "d"}, 422) if any(row["responses"]["low"] == "d" for row in body["rows"]) else ones(body, 0)
+        )
+
+    with serving(answer) as server:
+        found = asked(server.url)
+    assert found.valid == [True, True, True, False, True, True]
+    assert len(server.bodies) == 1 + 6
+
+
+@pytest.mark.parametrize(
+    "bad", [None, {"error": "no"}, "1.0", {"team": None}, {"team": 1, "agents": {}}, {"agent": {"low": 1}}, 1e400, {}]
+)
+def test_a_row_that_is_not_scored_is_asked_again_alone_and_masked(bad: Any) -> None:
+    def answer(body: Any, _: int) -> Said:
+        return Said({"rows": [bad if row["responses"]["low"] == "b" else 0.5 for row in body["rows"]]})
+
+    with serving(answer) as server:
+        found = asked(server.url)
+    assert found.valid == [True, False, True, True, True, True]
+    assert found.team is not None
+    assert [found.team[row] for row in (0, 2, 3, 4, 5)] == [0.5] * 5
+    assert [len(body["rows"]) for body in server.bodies] == [6, 1, 1, 1]
+
+
+@pytest.mark.parametrize("body", [b"<html>", {"rows": [1.0]}, [1.0] * 6, b"[" * 100_000])
+def test_an_answer_that_is_no_answer_fails_every_row(body: Any) -> None:
+    with serving(lambda *_: Said(body)) as server:
+        found = asked(server.url, SORTED, "reward.batch_size=6")
+    # An answer of one number is right for a row alone.
+    assert (found.team == [1.0] * 6) if isinstance(body, dict) else (found.valid == [False] * 6)
+    assert len(server.bodies) == (3 + 6 if isinstance(body, dict) else 3 + 6 * 3)
+
+
+def test_a_server_is_left_alone_as_long_as_it_asks_for_up_to_a_bound() -> None:
+    begun = time.monotonic()
+    said = [Said({}, 503, {"Retry-After": "0.1"}), Said({}, 429, {"Retry-After": "3600"})]
+    with serving(lambda body, number: said[number] if number < 2 else ones(body, 0)) as server:
+        assert asked(server.url).team == [1.0] * 6
+    assert 0.3 <= time.monotonic() - begun < 5
+
+
+def test_a_request_ends_when_its_time_is_over_however_long_the_server_takes() -> None:
+    def answer(body: Any, _: int) -> Said:
+        time.sleep(60)
+        return ones(body, 0)
+
+    with serving(answer) as server:
+        begun = time.monotonic()
+        assert asked(server.url, SORTED, "reward.timeout_s=0.2").valid == [False] * 6
+        assert time.monotonic() - begun < 20
+    assert len(server.bodies) == 3
+
+
+def test_no_more_requests_are_there_at_once_than_allowed() -> None:
+    def answer(body: Any, _: int) -> Said:
+        time.sleep(0.03)
+        return ones(body, 0)
+
+    with serving(answer) as server:
+        asked(server.url, SORTED, "reward.batch_size=1", "reward.concurrency=3")
+    assert server.at_once == 3
+
+
+def test_a_server_that_is_gone_is_not_asked_about_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    whole = remote.Remote._answer
+
+    async def counted(self: Any, content: bytes) -> Any:
+        tries.append(1)
+        return await whole(self, content)
+
+    monkeypatch.setattr(remote.Remote, "_answer", counted)
+    with socket.socket() as bound:  # nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        found = asked(f"http://127.0.0.1:{bound.getsockname()[1]}", SORTED * 10, "reward.batch_size=1")
+    assert found.valid == [False] * 60
+    assert len(tries) <= 3 * 2 * remote.UNREACHED
+
+
+def test_the_token_is_the_environments_and_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SCORER", "canary-7f3a9c")
+    with serving(ones) as elsewhere:
+        moved = Said({}, 307, {"Location": f"{elsewhere.url}/score"})
+        with serving(lambda *_: moved) as server:
+            found, failure = asked_and_failed(server.url, SORTED, "reward.token_env=MY_SCORER")
+        assert server.headers[0]["Authorization"] == "Bearer canary-7f3a9c"
+        assert elsewhere.bodies == []
+    assert found.valid == [False] * 6
+    assert "redirects (307) to http://127.0.0.1:" in str(failure)
+    with serving(lambda body, number: ones(body, 0) if number else Said({}, 308, {"Location": "/new"})) as server:
+        assert asked(server.url, SORTED, "reward.token_env=MY_SCORER").team == [1.0] * 6
+    with serving(lambda *_: Said({"you sent": "canary-7f3a9c"}, 403)) as server:
+        failure = asked_and_failed(server.url, SORTED, "reward.token_env=MY_SCORER")[1]
+    assert "answered 403" in str(failure)
+    assert "canary" not in str(failure)
+    monkeypatch.delenv("MY_SCORER")
+    with pytest.raises(PreflightError, match="export MY_SCORER="):
+        asked("http://127.0.0.1:1", SORTED, "reward.token_env=MY_SCORER")
+
+
+def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda *_: Said(b" " * (remote.MOST_BYTES + 2))) as server:
+        assert asked(server.url, SORTED, "reward.batch_size=1").valid == [False] * 6
+    assert len(server.bodies) == 6
+
+
+@pytest.fixture
+def reference() -> Iterator[str]:
+    """The server that comes with the project."""
+    with reward_server.Server(("127.0.0.1", 0), reward_server.Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/score"
+        server.shutdown()
+
+
+def test_the_reference_server_scores_and_wants_its_token(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = spoken_once([{}] * 2, {"low": ["one", "one two three"], "high": ["one", "one"]})
+    assert asked(reference, talk).team == [0.5, 0.375]
+    monkeypatch.setattr(reward_server.Handler, "token", "canary-7f3a9c")
+    assert asked(reference, talk).valid == [False, False]
+    monkeypatch.setenv("MY_SCORER", "canary-7f3a9c")
+    assert asked(reference, talk, "reward.token_env=MY_SCORER").parts["characters"] == [6, 16]

@@ -1,0 +1,123 @@
+"""A judge: what it is asked, how its answers are read, and that no question is asked twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("httpx2", reason="needs the extra `http`")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from servers import Said, serving
+from spoken import spoken_once
+
+from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Config
+from ippo_cli.rewards import remote
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward
+from ippo_cli.rewards.judge import number_in
+from ippo_cli.rewards.score import attempt
+from ippo_cli.types import Episode
+
+TALK = spoken_once([{"topic": "sea"}] * 3, {"low": ["a", "b", "a"], "high": ["x", "x", "x"]})
+BY_BOTH = "reward.template='{topic}: {agents.low} then {agents.high}'"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+
+
+def says(text: str) -> Said:
+    return Said({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+@cache
+def composed(keys: tuple[str, ...]) -> Config:
+    return load_config(["task=sorting", "reward=judge", "reward.url=http://set/below", "reward.model=large", *keys])
+
+
+def judged(url: str, *keys: str, folder: Path | None = None, talk: list[Episode] = TALK) -> Reward:
+    config = composed(keys)
+    reward = build_reward(replace(config.reward, url=f"{url}/v1"), config.task.agents)  # type: ignore[call-arg]
+    prepare_reward(reward, Place(device=torch.device("cpu"), folder=folder))
+    try:
+        return attempt(reward, talk, list(config.task.agents), config.reward)[0]
+    finally:
+        close_reward(reward)
+
+
+def test_each_response_is_judged_by_the_rubric_and_equal_questions_are_asked_once() -> None:
+    def answer(body: Any, _: int) -> Said:
+        return says("Score: 10" if "<response>\na\n" in body["messages"][0]["content"] else "Score: 1")
+
+    with serving(answer) as server:
+        found = judged(server.url)
+    assert found.agent == {"low": [1.0, 0.0, 1.0], "high": [0.0] * 3}
+    assert found.team == [0.5, 0.0, 0.5]
+    assert found.parts == {"judged": [5.5, 1.0, 5.5]}
+    assert len(server.bodies) == 3
+    assert all((body["model"], body["temperature"], body["max_tokens"]) == ("large", 0, 32) for body in server.bodies)
+
+
+def test_a_template_may_show_what_all_agents_said_and_is_asked_once_about_a_row() -> None:
+    with serving(lambda *_: says('{"score": 3}')) as server:
+        keys = ("reward.pattern=null", "reward.field=score", "reward.lowest=0", "reward.highest=4", BY_BOTH)
+        assert judged(server.url, *keys).team == [0.75] * 3
+    asked = [body["messages"] for body in server.bodies]
+    assert sorted(messages[0]["content"] for messages in asked) == ["sea: a then x", "sea: b then x"]
+
+
+def test_answers_that_cannot_be_read_are_failed_rows_and_never_kept(tmp_path: Path) -> None:
+    def answer(body: Any, _: int) -> Said:
+        return says("Score: 11" if "b then" in body["messages"][0]["content"] else "Score: 10")
+
+    with serving(answer) as server:
+        assert judged(server.url, BY_BOTH, folder=tmp_path).valid == [True, False, True]
+    assert len(server.bodies) == 1 + 3
+    [kept] = tmp_path.iterdir()
+    assert [json.loads(line)["text"] for line in kept.read_text().splitlines()] == ["Score: 10"]
+    with serving(lambda *_: Said({"choices": []})) as server:
+        assert judged(server.url, BY_BOTH).valid == [False] * 3
+
+
+def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) -> None:
+    with serving(lambda _, number: says(f"Score: {number + 2}")) as server:
+        first = judged(server.url, "reward.concurrency=1", folder=tmp_path)
+        [kept] = tmp_path.iterdir()
+        kept.write_bytes(kept.read_bytes() + b'{"key": "of a run that was kil')
+        assert judged(server.url, "reward.concurrency=1", folder=tmp_path) == first
+        assert len(server.bodies) == 3
+        other = judged(server.url, "reward.model=larger", folder=tmp_path)
+        assert other != first
+        assert len(server.bodies) == 6
+        judged(server.url, "reward.keep_answers=false", folder=tmp_path)
+        assert len(server.bodies) == 9
+    assert len(kept.read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "number"),
+    [
+        ("Score: 3. No, Score: 4", (), 4.0),
+        ("Score: 2.5/10", (), 2.5),
+        ('{"score": 9} or rather {"why": {"a": 1}, "score": "7"}', ("reward.pattern=null", "reward.field=score"), 7.0),
+    ],
+)
+def test_the_last_number_counts(text: str, keys: tuple[str, ...], number: float) -> None:
+    assert number_in(text, composed(keys).reward) == number  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "Score: ten", '{"score": true}', '{"score": NaN}', "{" * 3000, '{"a": 1}'])
+def test_what_holds_no_number_is_refused(text: str) -> None:
+    for keys in ((), ("reward.pattern=null", "reward.field=score")):
+        with pytest.raises(remote.RequestFailed):
+            number_in(text, composed(keys).reward)  # type: ignore[arg-type]
