@@ -434,7 +434,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("reward=length",), {"reward.high": None}, 1, "reward.low=0 reward.high=null allow every length"),
     (("reward=length",), {"reward.low": 9, "reward.high": 8}, 1, "reward.low=9 reward.high=8 are no interval"),
     (("reward=format",), {"reward.pattern": None}, 1, "reward.pattern=null says of no form"),
-    (("reward=format",), {"reward.pattern": "("}, 1, "or write \\( for a bracket"),
+    (("reward=format",), {"reward.pattern": "("}, 1, "reward.pattern=( is no regular expression"),
     (
         ("reward=math",),
         {"task.agents.low.answer": None, "task.agents.high.answer": None},
