@@ -100,7 +100,11 @@ def _check_pattern(reward: FormatRewardConfig, where: str) -> None:
     try:
         re.compile(reward.pattern)
     except re.error as error:
-        raise ConfigError(f"{where}.pattern={reward.pattern}", "is no regular expression", str(error)) from error
+        raise ConfigError(
+            f"{where}.pattern={reward.pattern}",
+            f"is no regular expression ({error})",
+            r"correct it, as in -?[0-9]+, or write \( for a bracket",
+        ) from error
 
 
 def _check_mix(config: Config, mix: MixRewardConfig) -> None:
