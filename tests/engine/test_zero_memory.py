@@ -95,7 +95,8 @@ def test_gradients_meet_activations_where_a_step_has_several_micro_batches() -> 
     held = memory(1000, stage=0, width=4, ranks=1)
     assert held.updating(10_000, several=False) == 10_000
     assert held.updating(10_000, several=True) == 4000 + 10_000
-    assert held.updating(0, several=True) == held.stepping == 4000 + 4000, "they are copied to be reduced"
+    assert held.updating(0, several=True) == held.stepping == 4000, "one rank alone reduces nothing"
+    assert memory(1000, stage=0, width=4, ranks=2).stepping == 4000 + 4000, "they are copied to be reduced"
 
 
 def test_a_bucket_is_copied_when_it_is_full() -> None:
