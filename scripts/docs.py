@@ -137,7 +137,7 @@ def default_choice(group: str) -> str:
 
 
 def shown(value: Any) -> str:
-    text = "null" if value is None else str(getattr(value, "value", value))
+    text = "null" if value is None else str(getattr(value, "value", value)).replace("\n", "\\n")
     return {"True": "true", "False": "false"}.get(text, text)
 
 
