@@ -55,5 +55,6 @@ def test_no_file_of_a_run_holds_a_secret_that_it_was_given(tmp_path: Path, monke
 
 def hits(root: Path) -> list[Path]:
     """Files with the secret, or with the address's password."""
-    files = [path for path in root.rglob("*") if path.is_file() and path.name != "reward.py"]
+    # The function's own file has the password in its source, and so has what Python compiles of it.
+    files = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith("reward.")]
     return [path for path in files if CANARY.encode() in path.read_bytes() or b"me:word@" in path.read_bytes()]
