@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli import __version__
 from ippo_cli.cli.configured import model_config, own_keys, run_config, yes_or_no
-from ippo_cli.cli.help import CHAT_HELP, asks_for_help, asks_for_version
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import CHAT_HELP
 
 OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
 GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made
@@ -17,18 +16,8 @@ PLAIN = ("task=jsonl", *(f"task.agents.solo.{key}='{{message}}'" for key in ("te
 
 
 def main() -> NoReturn:
-    """Entry point; the exit codes are those of `ippo-train`."""
-    argv = sys.argv[1:]
-    if not argv or asks_for_help(argv):
-        print(CHAT_HELP, end="")
-        sys.exit(0)
-    if asks_for_version(argv):
-        print(f"ippo-chat {__version__}")
-        sys.exit(0)
-    from ippo_cli.cli.exits import guarded, leave
-
-    overrides = [text for text in argv if text.partition("=")[0] not in OWN]
-    leave(guarded(lambda: _chat(argv), overrides))
+    """Entry point."""
+    run_command("ippo-chat", CHAT_HELP, _chat, needs_arguments=True, own=OWN)
 
 
 def _chat(argv: list[str]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli import __version__
 from ippo_cli.cli.configured import chosen, model_config, names, own_keys, run_config
-from ippo_cli.cli.help import EVAL_HELP, asks_for_help, asks_for_version
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import EVAL_HELP
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -21,18 +20,8 @@ CHECKPOINT = re.compile(r"latest|best|initial|\d+")
 
 
 def main() -> NoReturn:
-    """Entry point; the exit codes are those of `ippo-train`."""
-    argv = sys.argv[1:]
-    if not argv or asks_for_help(argv):
-        print(EVAL_HELP, end="")
-        sys.exit(0)
-    if asks_for_version(argv):
-        print(f"ippo-eval {__version__}")
-        sys.exit(0)
-    from ippo_cli.cli.exits import guarded, leave
-
-    overrides = [text for text in argv if text.partition("=")[0] not in OWN]
-    leave(guarded(lambda: _evaluate(argv), overrides))
+    """Entry point."""
+    run_command("ippo-eval", EVAL_HELP, _evaluate, needs_arguments=True, own=OWN)
 
 
 def _evaluate(argv: list[str]) -> None:

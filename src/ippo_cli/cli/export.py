@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli import __version__
 from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
-from ippo_cli.cli.help import EXPORT_HELP, asks_for_help, asks_for_version
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.config.secrets import kept, redacted
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
 
 
 def main() -> NoReturn:
-    """Entry point; the exit codes are those of `ippo-train`."""
-    argv = sys.argv[1:]
-    if not argv or asks_for_help(argv):
-        print(EXPORT_HELP, end="")
-        sys.exit(0)
-    if asks_for_version(argv):
-        print(f"ippo-export {__version__}")
-        sys.exit(0)
-    from ippo_cli.cli.exits import guarded, leave
-
-    leave(guarded(lambda: _export(argv), []))
+    """Entry point."""
+    run_command("ippo-export", EXPORT_HELP, _export, needs_arguments=True, own=OWN)
 
 
 def _export(argv: list[str]) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli import __version__
-from ippo_cli.cli.help import SWEEP_HELP, asks_for_help, asks_for_version
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import SWEEP_HELP
 
 if TYPE_CHECKING:
     from ippo_cli.cli.sweep_summary import Configuration, Job, Mean, Summary
@@ -21,17 +20,8 @@ SHOWN_ERRORS = 20
 
 
 def main() -> NoReturn:
-    """Entry point; the exit codes are in `config/errors.py`."""
-    argv = sys.argv[1:]
-    if asks_for_help(argv):
-        print(SWEEP_HELP, end="")
-        sys.exit(0)
-    if asks_for_version(argv):
-        print(f"ippo-sweep {__version__}")
-        sys.exit(0)
-    from ippo_cli.cli.exits import guarded, leave
-
-    leave(guarded(lambda: report(argv), argv))
+    """Entry point."""
+    run_command("ippo-sweep", SWEEP_HELP, report)
 
 
 def report(argv: Sequence[str]) -> None:

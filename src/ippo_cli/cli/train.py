@@ -10,8 +10,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli import __version__
-from ippo_cli.cli.help import TRAIN_HELP, asks_for_help, asks_for_version
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import TRAIN_HELP
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -20,17 +20,8 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Entry point; the exit codes are in `config/errors.py`."""
-    argv = sys.argv[1:]
-    if asks_for_help(argv):
-        print(TRAIN_HELP, end="")
-        sys.exit(0)
-    if asks_for_version(argv):
-        print(f"ippo-train {__version__}")
-        sys.exit(0)
-    from ippo_cli.cli.exits import guarded, leave
-
-    leave(guarded(lambda: _with_hydra(argv), argv))
+    """Entry point."""
+    run_command("ippo-train", TRAIN_HELP, _with_hydra)
 
 
 def _with_hydra(typed: Sequence[str]) -> None:

@@ -1,0 +1,34 @@
+"""What every command begins and ends with: help and version at once, then its own work, then an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from ippo_cli import __version__
+from ippo_cli.cli.help import asks_for_help, asks_for_version
+
+
+def run_command(
+    name: str,
+    help_text: str,
+    command: Callable[[list[str]], None],
+    *,
+    needs_arguments: bool = False,
+    own: Collection[str] = (),
+) -> NoReturn:
+    """Run a command on what was typed; exit codes are in `config/errors.py`.
+
+    `own`: keys of the command's that are no run's. One that `needs_arguments` shows its help without any.
+    """
+    argv = sys.argv[1:]
+    if asks_for_help(argv) or (needs_arguments and not argv):
+        print(help_text, end="")
+        sys.exit(0)
+    if asks_for_version(argv):
+        print(f"{name} {__version__}")
+        sys.exit(0)
+    from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
+
+    leave(guarded(lambda: command(argv), [text for text in argv if text.partition("=")[0] not in own]))
