@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaForCausalLM
+
+Loss = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +97,11 @@ class Ideal:
 
     def policy_pass(self, lengths: Sequence[int], actions: Sequence[int]) -> float:
         """Forward and backward of the log-probabilities of all action tokens; `lengths` has all tokens of each row."""
-        last = round(sum(actions) / len(actions))  # positions with logits, whichever they are
+        return self._train(self._nll(actions), lengths)
 
-        def loss(ids: Tensor) -> Tensor:
-            hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
-            logits = self._model.lm_head(hidden[:, -last - 1 : -1]).float()
-            return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -last:].flatten())
-
-        return self._train(loss, lengths)
+    def policy_forward(self, lengths: Sequence[int], actions: Sequence[int]) -> float:
+        """Forward of the same alone, as of a reference."""
+        return self._read(self._nll(actions), lengths)
 
     def value_pass(self, lengths: Sequence[int]) -> float:
         """Forward and backward of the values."""
@@ -110,17 +109,30 @@ class Ideal:
 
     def value_forward(self, lengths: Sequence[int]) -> float:
         """Forward of the values alone."""
-        began = _now(self._model.device)
-        with torch.no_grad():
-            for ids in self._batches(lengths):
-                self._values(ids)
-        return _now(self._model.device) - began
+        return self._read(self._values, lengths)
+
+    def _nll(self, actions: Sequence[int]) -> Loss:
+        last = round(sum(actions) / len(actions))  # positions with logits, whichever they are
+
+        def loss(ids: Tensor) -> Tensor:
+            hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
+            logits = self._model.lm_head(hidden[:, -last - 1 : -1]).float()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -last:].flatten())
+
+        return loss
 
     def _values(self, ids: Tensor) -> Tensor:
         hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
         return self._value(hidden).float().square().mean()
 
-    def _train(self, loss: Any, lengths: Sequence[int]) -> float:
+    def _read(self, loss: Loss, lengths: Sequence[int]) -> float:
+        began = _now(self._model.device)
+        with torch.no_grad():
+            for ids in self._batches(lengths):
+                loss(ids)
+        return _now(self._model.device) - began
+
+    def _train(self, loss: Loss, lengths: Sequence[int]) -> float:
         self._model.train()
         began = _now(self._model.device)
         for ids in self._batches(lengths):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ippo_cli.cli.resume import changes, continued
 from ippo_cli.config.errors import ResumeError
@@ -54,6 +55,41 @@ def test_saved_overrides_come_first_and_what_is_typed_now_wins(run: MakeRun) -> 
     assert arguments == ["seed=7", "num_iterations=5", "actor.learning_rate=1e-5", "num_iterations=9"]
     made = load_config(arguments)
     assert (made.seed, made.num_iterations, made.actor.learning_rate) == (7, 9, 1e-5)
+
+
+YOUNGER = ("stop_after", "checkpoint.reshard", "algorithm.kl.loss", "critic.dtype", "plan", "evaluation.seed")
+YOUNGER_OF_AGENTS = ("rollout.top_p", "critic.dtype", "frozen")
+
+
+def without(text: str, keys: Sequence[str]) -> str:
+    """A configuration's text without some of its keys, as a version wrote it that did not have them."""
+    plain = yaml.safe_load(text)
+    for key in keys:
+        *path, last = key.split(".")
+        place = plain
+        for name in path:
+            place = place[name]
+        del place[last]
+    return yaml.safe_dump(plain)
+
+
+def test_a_run_of_a_version_that_had_fewer_keys_is_gone_on_with(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "task.train_size=64")
+    of_agents = [f"task.agents.low.{key}" for key in YOUNGER_OF_AGENTS]
+    (folder / "config.yaml").write_text(without(written(("seed=7", "task.train_size=64")), [*YOUNGER, *of_agents]))
+    assert continued([f"resume={folder}"])[0] == ["seed=7", "task.train_size=64"]
+    assert continued(["resume=auto", "seed=7", "task.train_size=64"])[1] == folder.absolute()
+    assert changes(folder, dict(leaves(resolve(compose_node(["seed=7", "task.train_size=64"]))))) == []
+    with pytest.raises(ResumeError, match=r"critic\.dtype: fp32 -> bf16"):
+        continued([f"resume={folder}", "critic.dtype=bf16"])
+
+
+def test_what_is_no_configuration_is_told_as_such(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted")
+    for text in ("{}", "seed: 1", without(written(()), ["task"]), written(()) + "sead: 1\n"):
+        (folder / "config.yaml").write_text(text)
+        with pytest.raises(ResumeError, match="no run that can be resumed"):
+            continued([f"resume={folder}"])
 
 
 def test_the_same_command_typed_again_repeats_no_override(run: MakeRun) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import everything, rollout
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -233,3 +233,23 @@ def test_padded_and_packed_rows_have_the_same_tokens_before_every_own_token(
             for column in range(len(response) + final):
                 place, wanted = int(sequences.state[row, column]), whole[: len(prompt) + column]
                 assert read_ids[place - len(wanted) + 1 : place + 1].tolist() == wanted
+
+
+def test_short_bf16_sequences_attend_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FP32_WIDTH", 200)
+    seen: list[tuple[int, torch.dtype]] = []
+    plain = packing.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def watched(module: nn.Module, query: Tensor, *others: Any, **options: Any) -> Any:
+        seen.append((query.shape[2], query.dtype))
+        return plain(module, query, *others, **options)
+
+    monkeypatch.setattr(packing, "ALL_ATTENTION_FUNCTIONS", {"sdpa": watched})
+    lengths = [400, 200, 30]  # too unlike each other to attend together
+    states = torch.randn(3, 1, 2, sum(lengths), 8, generator=torch.Generator().manual_seed(0))
+    row = pack(lengths, states.device)
+    exact, _ = packing.attention(nn.Module(), *states, None, packing=row)
+    low, _ = packing.attention(nn.Module(), *states.bfloat16(), None, packing=row)
+    assert seen[3:] == [(400, torch.bfloat16), (200, torch.float32), (30, torch.float32)]
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), exact, atol=0.03, rtol=0.02)

@@ -129,11 +129,12 @@ def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
 
 def _refuse_trained_examples(config: Config, folder: Path) -> None:
     """Of generated examples the first ones are held out, and the run was trained on those that follow."""
+    from ippo_cli.cli.resume import saved_values
     from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.load import from_yaml
+    from ippo_cli.config.load import typed
     from ippo_cli.config.schema import JsonlConfig
 
-    task, trained = config.task, from_yaml(folder / "config.yaml").task
+    task, trained = config.task, typed(saved_values(folder)).task
     if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
         return
     wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)

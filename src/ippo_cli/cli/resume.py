@@ -7,13 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
-
-from omegaconf import OmegaConf
+from typing import Any, NoReturn
 
 from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.load import compose_node, from_yaml, leaves, resolve
+from ippo_cli.config.load import completed, compose_node, leaves, resolve, typed, written
 from ippo_cli.config.schema import SamplingConfig
 from ippo_cli.config.secrets import kept
 from ippo_cli.engine.launchers import job_id, ranks_from
@@ -172,7 +170,11 @@ def refuse_changed(folder: Path, overrides: Sequence[str], typed_now: Sequence[s
 
 def _composed(overrides: Sequence[str]) -> dict[str, object]:
     """Every leaf that these arguments give."""
-    return dict(leaves(resolve(compose_node([text for text in overrides if not text.startswith("-")]))))
+    return dict(leaves(_plain(overrides)))
+
+
+def _plain(overrides: Sequence[str]) -> dict[str, Any]:
+    return resolve(compose_node([text for text in overrides if not text.startswith("-")]))
 
 
 def _fits(folder: Path, now: Mapping[str, object]) -> bool:
@@ -209,17 +211,27 @@ def _drift(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, o
 
 def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
     """Leaves that are not what the run's folder says: their names, what it says, and what they are now."""
-    try:
-        from_yaml(folder / "config.yaml")  # refuses what is no configuration of ours
-    except ConfigError as error:
-        raise ResumeError(f"{folder} is no run that can be resumed: {error}") from error
-    before = dict(leaves(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))))
+    before = dict(leaves(saved_values(folder)))
     now = kept(dict(now))
     return [
         (key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
+
+
+def saved_values(folder: Path) -> dict[str, Any]:
+    """The values that a run was started with; those of keys that are younger than the run are its overrides' today."""
+    try:
+        plain = written(folder / "config.yaml")
+        try:
+            typed(plain)
+        except ConfigError:
+            plain = completed(plain, kept(_plain(saved_overrides(folder))))
+            typed(plain)  # refuses what is no configuration of ours
+    except ConfigError as error:
+        raise ResumeError(f"{folder} is no run that can be resumed: {error}") from error
+    return plain
 
 
 def is_frozen(key: str) -> bool:

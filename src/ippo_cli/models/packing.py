@@ -31,6 +31,9 @@ PROBE = (24, 17, 9)
 PADDING = {"cpu": 128, "cuda": 65536}
 """Padded places that cost as much as one more group: arithmetic there, memory traffic and launches here."""
 
+FP32_WIDTH = 256
+"""Up to this width bf16 sequences attend in float32 on a CPU, where torch's backward pass takes half the time in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -131,11 +134,19 @@ def attention(
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
-    parts = [
-        group.joined(plain(module, group.spread(query), group.spread(key), group.spread(value), None, **options)[0])
-        for group in packing.groups
-    ]
+    parts = []
+    for group in packing.groups:
+        spread = [group.spread(states) for states in (query, key, value)]
+        if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, group.width):
+            spread = [states.float() for states in spread]
+        output = plain(module, *spread, None, **options)[0]
+        parts.append(group.joined(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
+
+
+def attends_in_fp32(device: str, bf16: bool, width: int) -> bool:
+    """Whether sequences of a packed row that are `width` tokens long attend in float32 in a bf16 model."""
+    return bf16 and device == "cpu" and width <= FP32_WIDTH
 
 
 AttentionInterface.register(PACKED, attention)

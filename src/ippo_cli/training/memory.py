@@ -25,10 +25,12 @@ from ippo_cli.config.schema import (
 from ippo_cli.config.teams import bases, critics, holders, learning_members
 from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, read_memory
+from ippo_cli.models.packing import attends_in_fp32
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 from ippo_cli.training.episode_length import EpisodeLength
+from ippo_cli.training.pass_memory import cached_bytes, forward_bytes, kept_bytes, logit_bytes
 
 GIB = 2**30
 PROMPT_TOKENS = 8192  # read together, see `rollout/decode.py`
@@ -311,16 +313,18 @@ def _engine(
     micro = min(together, read.longest * read.step)
     scored = min(max(deepspeed.forward_batch_tokens, read.longest), read.longest * read.rows)
     chunk, written = deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // shape.vocabulary, 1), read.written_share
-    forward = scored * _forward_bytes(shape, width)
-    forward += min(chunk, scored * written) * shape.vocabulary * _logit_bytes(config, width, trains=False)
+    entropy = config.algorithm.entropy_coef != 0.0
+    in_fp32 = attends_in_fp32(device, width < 4, read.longest)
+    forward = scored * forward_bytes(shape, width)
+    forward += min(chunk, scored * written) * shape.vocabulary * logit_bytes(width, trains=False, entropy=entropy)
     return Trained(
         name=name,
         shape=shape,
         width=width,
         memory=memory,
         forward=forward if read.scores else 0.0,
-        backward=micro * _kept_bytes(shape, width, checkpointed=checkpointed)
-        + min(chunk, micro * written) * shape.vocabulary * _logit_bytes(config, width, trains=True),
+        backward=micro * kept_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32)
+        + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
         several=read.longest * read.step > together,
         decodes=decodes,
         splits=engine_stage(config, width, ranks) == 3,
@@ -333,38 +337,13 @@ def _written(config: Config, name: str, length: EpisodeLength) -> int:
     return length.row if length.turns is None else min(length.turns * limit, length.row)
 
 
-def _logit_bytes(config: Config, width: int, *, trains: bool) -> int:
-    """Of one logit: itself, its log-probability in float32, and in a pass of the update what entropy or gradient take.
-
-    A host casts logits to float32 before their softmax.
-    """
-    if not trains:
-        return width + 4 if width == 4 else width + 8
-    gradient = 4 + 4 + (4 if config.algorithm.entropy_coef else 0) + (width if width < 4 else 0)
-    return max(width + 4 + 4, gradient)
-
-
-def _forward_bytes(shape: ModelShape, width: int) -> float:
-    """Per token, of a forward without gradients: one layer's temporaries."""
-    return width * (6 * shape.hidden + 2 * shape.keys + 3 * shape.inner)
-
-
-def _kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool) -> float:
-    """Per token, of what a forward keeps for its backward pass."""
-    # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16 norms keep something in float32 as well.
-    layer = width * (8 * shape.hidden + 3 * shape.keys + 4 * shape.inner) + (4 * shape.hidden if width < 4 else 0)
-    if checkpointed:
-        return shape.layers * width * shape.hidden + layer
-    return shape.layers * layer
-
-
 def _decoding(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
     shape, width = agent.actor, width_of(config.task.agents[name].actor.dtype)
     together, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
-    cache = _cached_bytes(shape, width) * together * _columns(longest, config.task.agents[name].rollout.max_new_tokens)
+    cache = cached_bytes(shape, width) * together * _columns(longest, config.task.agents[name].rollout.max_new_tokens)
     logits = together * shape.vocabulary * (width + 12)
-    prompts = min(max(PROMPT_TOKENS, longest), together * longest) * _forward_bytes(shape, width)
+    prompts = min(max(PROMPT_TOKENS, longest), together * longest) * forward_bytes(shape, width)
     return cache + max(logits, prompts)
 
 
@@ -379,13 +358,8 @@ def _columns(longest: int, limit: int) -> int:
 
 def _parked(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Keys and values that are kept of rows whose episodes go on."""
-    per_token = _cached_bytes(agent.actor, width_of(config.task.agents[name].actor.dtype))
+    per_token = cached_bytes(agent.actor, width_of(config.task.agents[name].actor.dtype))
     return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
-
-
-def _cached_bytes(shape: ModelShape, width: int) -> float:
-    """Per token: its keys and values."""
-    return 2.0 * width * shape.layers * shape.keys
 
 
 def _gathered_to_decode(config: Config, width: int, memory: EngineMemory) -> float:
