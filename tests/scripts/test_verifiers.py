@@ -45,7 +45,8 @@ def example(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, runtime: s
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("TASKSET", name)
     spec = importlib.util.spec_from_file_location("verifiers_taskset", EXAMPLE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -56,8 +57,8 @@ def test_tasks_are_rows_and_their_weighted_rewards_the_reward(tmp_path: Path, mo
     assert len(module.held_out()) == 100
     row, *others = module.train()
     assert (row["prompt"], len(others)) == ("Add.\n\n100 + 1 =", 2)
-    right, wrong = (asyncio.run(module.score(row, {"solver": text})) for text in (" 101", "100"))
-    assert right == {"team": 2.0, "parts": {"right": 1.0, "characters": 4.0}}
+    right, wrong = (asyncio.run(module.score(row, {"solver": text})) for text in ("101", "100"))
+    assert right == {"team": 2.0, "parts": {"right": 1.0, "characters": 3.0}}
     assert wrong == {"team": 0.0, "parts": {"right": 0.0, "characters": 3.0}}
 
 
