@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections import Counter
@@ -12,6 +11,9 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
+from ippo_cli.training.garbage import collect_as_usual, collect_seldom
+
+collect_seldom()  # until all tests are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what was imported is never garbage, and every engine that ends collects garbage
+    collect_as_usual()
 
 
 @pytest.hookimpl(optionalhook=True)

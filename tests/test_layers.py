@@ -134,11 +134,14 @@ def test_what_answers_before_training_imports_no_torch() -> None:
         *(module(file) for file in (ROOT / "config").rglob("*.py")),
     ]
     code = f"import json, sys; [__import__(name) for name in {modules!r}]; print(json.dumps(list(sys.modules)))"
+    code += "\nimport ippo_cli.training.trial; print(json.dumps(list(sys.modules)))"
     there = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, check=True
     )
-    loaded = {name.split(".")[0] for name in json.loads(there.stdout)}
-    assert loaded & {"torch", "transformers", "deepspeed", "datasets", "numpy", "tokenizers", "rich"} == set()
+    before, looked = ({name.split(".")[0] for name in json.loads(line)} for line in there.stdout.splitlines())
+    assert before & {"torch", "transformers", "deepspeed", "datasets", "numpy", "tokenizers", "rich"} == set()
+    # Who starts ranks looks at task and data, and stays beside them for as long as they train.
+    assert looked & {"transformers", "deepspeed", "datasets", "tokenizers", "rich"} == set()
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

@@ -169,6 +169,10 @@ def test_must_refuses_where_there_is_no_such_sweep(begun: Path) -> None:
         (["sweep=population", "critic=none,separate"], r"^critic cannot change while a run goes on"),
         (["sweep=ppo_population", "stop_after=3"], r"^stop_after=3 is what ends a generation; "),
         (["sweep.at_once=2", "hydra/launcher=submitit_slurm"], r"runs its jobs on this machine, and so not by hydra"),
+        (
+            ["sweep=ppo_learning_rates", "hydra/launcher=submitit_slurm"],
+            r"^sweep=optuna .* not by hydra/launcher=submitit_slurm; leave the launcher out, as inside of one job",
+        ),
         (["sweep=population", "sweep.members=1"], r"^sweep\.members=1 is out of range; it must lie in \[2"),
         (["sweep.trials=3", "seed=1,2"], r"^sweep\.trials=3 is no key of sweep=grid; use sweep=optuna"),
     ],

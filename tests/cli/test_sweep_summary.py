@@ -108,6 +108,30 @@ def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) 
     assert summary.command is None
 
 
+def test_a_seed_that_was_trained_with_again_is_no_other_sample(tmp_path: Path) -> None:
+    for number, (texts, last) in enumerate((("seed=1", 0.2), ("seed=2", 0.4), ("seed=1", 0.3)), 1):
+        job(tmp_path / f"2026-{number}", [0.0, last])
+        (tmp_path / f"2026-{number}" / "overrides.json").write_text(json.dumps([texts]))
+    [group] = summarized(tmp_path).configurations
+    assert group.mean("last") == mean_of([0.3, 0.4])  # of the newest run of seed 1
+    assert group.states == {"done": 3}
+    for number in (1, 2, 3):
+        (tmp_path / f"2026-{number}" / "overrides.json").write_text("[]")  # whose seed is always the same
+    [group] = summarized(tmp_path).configurations
+    assert group.mean("last") == mean_of([0.3])
+
+
+def test_jobs_that_were_given_other_shares_of_the_cores_are_one_configuration(tmp_path: Path) -> None:
+    rows = [Row(seed, ["lr=1", f"seed={seed}", f"launch.threads={seed}"], str(seed), "done") for seed in (1, 2)]
+    create(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # it went on with another sweep.at_once
+    job(tmp_path / "1", [0.0, 0.2])
+    job(tmp_path / "2", [0.0, 0.4])
+    [group] = summarized(tmp_path).configurations
+    assert (group.overrides, group.mean("last")) == ((), mean_of([0.2, 0.4]))
+    create(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: what is compared
+    assert len(summarized(tmp_path).configurations) == 2
+
+
 def test_the_report_is_written_as_data_and_as_a_picture(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = {file.name for file in sweep.iterdir()}
     sweep_report.report([str(sweep), f"to={sweep / 'report'}"])

@@ -23,7 +23,8 @@ def overrides(script: Path) -> list[str]:
     """What a script types, as it would type it with nothing behind it."""
     text = script.read_text().replace("\\\n", " ")
     [line] = [line for line in text.splitlines() if re.match(r"(\$train -m|sbatch) ", line)]
-    words = [word.replace("%a", "1").replace("$name", "seeds") for word in shlex.split(line)]
+    typed_words = shlex.split(line.partition(" || ")[0])
+    words = [word.replace("%a", "1").replace("$name", "seeds") for word in typed_words]
     return [word for word in words[1:] if "=" in word and not word.startswith(("-", "resume=", "hydra."))]
 
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ippo_cli import __version__
 from ippo_cli.cli.help import asks_for_help, asks_for_version
+from ippo_cli.training.garbage import collect_seldom
 
 
 def run_command(
@@ -29,6 +30,7 @@ def run_command(
     if asks_for_version(argv):
         print(f"{name} {__version__}")
         sys.exit(0)
+    collect_seldom()
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 
     leave(guarded(lambda: command(argv), [text for text in argv if text.partition("=")[0] not in own]))

@@ -15,10 +15,12 @@ from typing import Any
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError
 from ippo_cli.config.load import typed
+from ippo_cli.training.garbage import collect_seldom
 
 
 def main() -> None:
     """Answer for all configurations; what planning prints is not wanted."""
+    collect_seldom()
     file = Path(sys.argv[1])
     with redirect_stdout(StringIO()):
         answers = [_refusal(plain) for plain in json.loads(file.read_text())]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.cli.exits import guarded, leave
+from ippo_cli.training.garbage import collect_seldom
 
 PR_SET_PDEATHSIG = 1
 
@@ -16,6 +16,9 @@ PR_SET_PDEATHSIG = 1
 def main() -> NoReturn:
     """Train with the configuration that the folder holds."""
     leave_with_parent()
+    collect_seldom()
+    from ippo_cli.cli.exits import guarded, leave
+
     folder = Path(sys.argv[1])
 
     def train() -> None:

@@ -168,7 +168,7 @@ class _Sweeping:
         launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
         setting = f"sweep={self.sweep.kind.value} sweep.at_once={self.sweep.at_once}"
         if launcher != "basic":
-            remedy = "leave the launcher out, or use sweep=grid with sweep.at_once=1"
+            remedy = "leave the launcher out, as inside of one job of a cluster, or use sweep=grid sweep.at_once=1"
             raise ConfigError(
                 setting, f"runs its jobs on this machine, and so not by hydra/launcher={launcher}", remedy
             )

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(slots=True)
 class _Place:
-    """One of the jobs that train at a time: which, and its process; None while nobody is there."""
+    """One of the jobs that train at a time: which, its process and its GPUs; None while nobody is there."""
 
     job: int | None = None
     process: subprocess.Popen[bytes] | None = None
+    devices: tuple[str, ...] = ()  # empty as well where all are everybody's
 
 
 class JobPool:
@@ -54,8 +57,10 @@ class JobPool:
 
     def start(self, row: Row, plain: Mapping[str, Any]) -> None:
         """Train the job of a row, with the plain values of its configuration."""
-        number, place = next((n, place) for n, place in enumerate(self._places) if place.process is None)
-        environment = os.environ | devices_of(number, int(plain["launch"]["processes"]), os.environ)
+        place = next(place for place in self._places if place.process is None)
+        taken = Counter(name for other in self._places for name in other.devices)
+        place.devices = dealt(known_devices(os.environ), int(plain["launch"]["processes"]), taken)
+        environment = os.environ | ({VISIBLE: ",".join(place.devices)} if place.devices else {})
         place.job = row.job
         place.process = subprocess.Popen(
             [sys.executable, "-m", "ippo_cli.cli.sweep_worker"],
@@ -80,7 +85,7 @@ class JobPool:
                     sweep_folder.end(row, "failed", UNEXPECTED, words)
                     sweep_folder.note_run(row, self._this.folder / row.folder)
             ended.append(place.job)
-            place.job = place.process = None
+            place.job, place.process, place.devices = None, None, ()
         return ended
 
     def prune(self, job: int, iteration: int) -> None:
@@ -93,16 +98,20 @@ class JobPool:
                     place.process.send_signal(signal.SIGTERM)
 
 
-def devices_of(place: int, ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The GPUs of one of several jobs that train at a time: as many as it has ranks, dealt out in turn.
+def known_devices(environ: Mapping[str, str]) -> list[str]:
+    """The names of the GPUs that this process may use: numbers, or what CUDA_VISIBLE_DEVICES calls them."""
+    if VISIBLE not in environ:
+        return [str(number) for number in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
+    names = [name.strip() for name in environ[VISIBLE].split(",")]
+    return list(takewhile(lambda name: name and not name.startswith("-"), names))  # CUDA sees none behind such a name
 
-    Where there are no more than one job needs, all jobs share them.
+
+def dealt(known: Sequence[str], ranks: int, taken: Mapping[str, int]) -> tuple[str, ...]:
+    """The GPUs of one of several jobs that train at a time: as many as it has ranks, of those that fewest jobs have.
+
+    None where there are no more than one job needs: all jobs share them.
     """
-    if VISIBLE in environ:
-        known = [name for name in environ[VISIBLE].split(",") if name]
-    else:
-        known = [str(number) for number in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
     if len(known) <= ranks:
-        return {}
-    first = place * ranks % (len(known) // ranks * ranks)
-    return {VISIBLE: ",".join(known[first : first + ranks])}
+        return ()
+    fewest = sorted(range(len(known)), key=lambda place: (taken.get(known[place], 0), place))
+    return tuple(known[place] for place in sorted(fewest[:ranks]))

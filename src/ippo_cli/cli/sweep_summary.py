@@ -22,6 +22,7 @@ from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.training.folder import in_use, run_folders
 
 SEED = "seed"
+THREADS = "launch.threads="
 CONFIDENCE = 0.95
 # Quantiles of Student's distribution for that confidence, two-sided, by degrees of freedom from 1.
 T_QUANTILES = (
@@ -43,6 +44,7 @@ class Job:
     number: int
     overrides: tuple[str, ...]  # those that not all jobs have, without the seed
     seed: str | None  # None where all jobs have one
+    trained_with: str | None  # its seed, all jobs have it or not; None where it was not typed
     state: str
     iteration: int | None  # the last one that is logged
     first: float | None  # held-out scores; None where there is none
@@ -68,14 +70,17 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Jobs that differ in nothing but their seed. Only those that are done, or were pruned, count in the means."""
+    """Jobs that differ in nothing but their seed. Only those that are done, or were pruned, count in the means.
+
+    Of a seed that was trained with more than once the last one counts: the same run again is no other sample.
+    """
 
     overrides: tuple[str, ...]
     jobs: tuple[Job, ...]
 
     @property
     def ended(self) -> list[Job]:
-        return [job for job in self.jobs if job.state in ("done", "pruned")]
+        return list({job.trained_with: job for job in self.jobs if job.state in ("done", "pruned")}.values())
 
     @property
     def states(self) -> dict[str, int]:
@@ -108,9 +113,10 @@ def summarized(folder: Path) -> Summary:
     if (folder / sweep_folder.FILE).is_file():
         rows, going_on = rows_of(folder), _is_locked(folder)
         command = f"ippo-train -m resume={folder}"
+        typed = sweep_folder.arguments_of(folder)
     else:
-        rows, going_on, command = _runs(folder), False, None
-    own = _own_overrides(rows)
+        rows, going_on, command, typed = _runs(folder), False, None, [THREADS]
+    own = _own_overrides(rows, shares_cores=not any(text.startswith(THREADS) for text in typed))
     jobs = tuple(_job(folder, row, own[row.job], going_on) for row in rows)
     return Summary(folder, _metric(job.folder for job in jobs), going_on, jobs, _configurations(jobs), command)
 
@@ -219,10 +225,15 @@ def _runs(root: Path) -> list[Row]:
     return rows
 
 
-def _own_overrides(rows: Sequence[Row]) -> dict[int, tuple[str, ...]]:
-    """Each job's overrides without those that all jobs share."""
+def _own_overrides(rows: Sequence[Row], *, shares_cores: bool) -> dict[int, tuple[str, ...]]:
+    """Each job's overrides without those that all jobs share, and without the threads that a sweep which shares cores
+    gave it: they are others where it went on with another `sweep.at_once`."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
-    return {row.job: tuple(text for text in row.overrides if text not in shared) for row in rows}
+    given = (THREADS,) if shares_cores else ()
+    return {
+        row.job: tuple(text for text in row.overrides if text not in shared and not text.startswith(given))
+        for row in rows
+    }
 
 
 def _job(sweep: Path, row: Row, own: tuple[str, ...], going_on: bool) -> Job:
@@ -239,6 +250,7 @@ def _job(sweep: Path, row: Row, own: tuple[str, ...], going_on: bool) -> Job:
         number=row.job,
         overrides=tuple(text for text in own if not text.startswith(f"{SEED}=")),
         seed=seeds[-1] if seeds else None,
+        trained_with=next((text for text in reversed(row.overrides) if text.startswith(f"{SEED}=")), None),
         state=_state(row, run, going_on),
         iteration=run.get("iterations"),
         first=scores.get("first"),

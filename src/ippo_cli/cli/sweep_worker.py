@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.cli.exits import guarded, leave
+from ippo_cli.training.garbage import collect_seldom
 
 
 def main() -> NoReturn:
     """Train one job; how it ended stands in the sweep's rows."""
+    collect_seldom()
+    from ippo_cli.cli.exits import guarded, leave
+
     leave(guarded(_work, []))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import random
@@ -48,6 +47,7 @@ from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.faults import arm, fault_point
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
+from ippo_cli.training.garbage import collect_as_usual
 from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.preflight import (
     Material,
@@ -378,7 +378,7 @@ def _refuse_what_cannot_fit(
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
-    gc.freeze()  # every engine that ends collects garbage, and what was imported never is any: a second for a small run
+    collect_as_usual()
     kind = device_kind(config.launch.device)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
     device = distributed.device_of(kind, ranks)

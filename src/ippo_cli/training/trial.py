@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.schema import Config
-from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.task import load_task
 
 
@@ -17,5 +15,8 @@ def refuse_untrainable(config: Config, ranks: int) -> None:
     """
     task = load_task(config.task, config.seed)
     if ranks == 1:
+        from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs
+        from ippo_cli.rewards.contract import close_reward
+
         close_reward(build_reward(config.reward, config.task.agents))
     arithmetic(config, ranks, len(task.train))

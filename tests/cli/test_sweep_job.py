@@ -1,0 +1,77 @@
+"""A sweep's job as a job of SLURM: asked to leave or by itself, it is put back into the queue when it has saved."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+from small import SMALL, composed
+
+from ippo_cli.cli.sweep_folder import Row, create, rows_of
+from ippo_cli.cli.sweep_job import Sweep, run_row
+
+SCONTROL = '#!/bin/sh\n[ ! -e refuses ] || exit 1\necho "$@" >> queued\n'
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep, beside SLURM's command and a job in which submitit has called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "sweep").mkdir()
+    create(tmp_path / "sweep", [], [Row(1, ["seed=1"], "1")])
+    return tmp_path
+
+
+def left(job: Path, rank: str) -> tuple[Row, list[str]]:
+    """The row of a job whose one rank does this, and what was put back into the queue."""
+    (job / "python").write_text(f"#!/bin/sh\n{rank}\n")
+    (job / "python").chmod(0o755)
+    this = Sweep(job / "sweep", "submitter", 0, ("ippo-train",), (), False, 1)
+    try:
+        run_row(this, Row(1, ["seed=1"], "1"), lambda: copy.deepcopy(composed(SMALL)))
+        code = None
+    except SystemExit as leaving:
+        code = leaving.code
+    queued = (job / "queued").read_text().splitlines() if (job / "queued").exists() else []
+    assert code == (75 if queued else None)  # without a result submitit calls again
+    return rows_of(job / "sweep")[0], queued
+
+
+@pytest.mark.parametrize("rank", ["exit 75", "kill -USR2 $PPID; sleep 0.2; exit 75"], ids=["by itself", "asked"])
+def test_a_job_that_has_saved_before_its_time_limit_is_queued_again_and_waits(job: Path, rank: str) -> None:
+    row, queued = left(job, rank)
+    assert queued == ["requeue 7"]
+    assert (row.state, row.exit_code, row.slurm) == ("waiting", 75, None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "state", "code"),
+    [
+        ("kill -TERM $PPID; sleep 0.2; exit 75", "preempted", 75),  # whoever sent that wants it to end
+        ("exit 12", "failed", 12),
+        ("exit 0", "done", 0),
+    ],
+)
+def test_a_job_that_is_to_end_or_has_is_not_queued_again(job: Path, rank: str, state: str, code: int) -> None:
+    row, queued = left(job, rank)
+    assert queued == []
+    assert (row.state, row.exit_code) == (state, code)
+
+
+def test_a_job_that_may_not_be_queued_again_is_preempted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "refuses").touch()
+    row, _ = left(job, "exit 75")
+    assert (row.state, row.error) == ("preempted", "its job could not be put back into the queue")
+    (job / "refuses").unlink()
+    monkeypatch.setenv("IPPO_MAX_REQUEUES", "3")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    row, queued = left(job, "exit 75")
+    assert (row.state, row.error, queued) == ("preempted", None, [])
