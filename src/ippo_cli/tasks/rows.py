@@ -108,8 +108,10 @@ class Joined(Sequence[Example]):
 
 
 def narrowed(rows: Any, places: Sequence[int]) -> Sequence[Example]:
-    """Some rows of files, by their places in their order."""
-    return rows.at(places) if isinstance(rows, Joined) else rows.select(places)
+    """Some rows, by their places in their order."""
+    if isinstance(rows, Joined):
+        return rows.at(places)
+    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
 @dataclass(kw_only=True)

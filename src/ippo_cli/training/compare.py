@@ -42,6 +42,9 @@ def compare(one: Side, other: Side, names: tuple[str, str], root: Path, override
     device = prepare_process(config)
     try:
         with examination(config, device) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
+            exam = exam.new_to({Path(run): own for own, who in (one, other) if (run := who.told.get("run"))})
+            for line in exam.left_out:
+                console.say(line)
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
             loaded: dict[Any, Any] = {}
@@ -112,6 +115,7 @@ def _record(
         "overrides": list(overrides),
         "rows": len(exam.asked),
         "too_long": exam.too_long,
+        "trained_on": exam.trained_on,
         "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
         "primary_metric": config.task.primary_metric,
         "differences": {key: finite(row) for key, row in differences.items()},
