@@ -158,9 +158,7 @@ class Examination:
         places = unseen_rows(self.config.task, self.held_out, runs)
         if len(places) == len(self.held_out):
             return self
-        return replace(
-            self, held_out=narrowed(self.held_out, places), trained_on=len(self.held_out) - len(places)
-        )
+        return replace(self, held_out=narrowed(self.held_out, places), trained_on=len(self.held_out) - len(places))
 
     @property
     def left_out(self) -> list[str]:
