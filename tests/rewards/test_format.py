@@ -9,7 +9,6 @@ import pytest
 
 from ippo_cli.rewards.format import FormatReward
 
-
 Make = Callable[..., FormatReward]
 
 

@@ -85,6 +85,7 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
     tables = [load_table(key, name, config.data_config, split, first=first) for name in listed]
     if preparation.changes_rows:
         weights = config.weights if part == "train" else None
+        preparation.refuse_missing(dict(zip(listed, tables, strict=True)))
         parts = [preparation.rows(table, name) for table, name in zip(tables, listed, strict=True)]
         return Joined(parts, weights, preparation.counts)
     try:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -63,11 +64,17 @@ class Table:
     gap_standard_error: float  # over the rows, which are the same ones in all cells
 
 
-def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overrides: Sequence[str]) -> Path:
+def cross_play(
+    configs: Mapping[Path, Config],
+    checkpoints: Sequence[str],
+    overrides: Sequence[str],
+    trained: Mapping[Path, Config] = MappingProxyType({}),
+) -> Path:
     """Score every pairing of the checkpoints of one run or several. Returns the folder of what is written.
 
     `configs`: each run's configuration by its folder. `checkpoints`: names as `find_weights` takes them, or `all`.
-    Every pairing is asked about the held-out examples of the first run, with the same random numbers.
+    Every pairing is asked about the held-out examples of the first run, with the same random numbers, but for those
+    that another one was trained on: `trained` says with what, where seeds differ.
     """
     origins = _origins(configs, checkpoints)
     config, root = origins[0].config, next(iter(configs))
@@ -77,7 +84,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
     device = prepare_process(config)
     try:
         with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
-            exam = exam.new_to(configs)
+            exam = exam.new_to(trained)
             console.say(
                 f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.asked)} held-out rows; "
                 f"{weights.models} models are loaded once, {weights.shown} of weights on this {device.type}"

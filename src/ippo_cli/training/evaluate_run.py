@@ -154,7 +154,7 @@ class Examination:
         return replace(self, held_out=narrowed(self.held_out, sorted(kept)), too_long=len(self.held_out) - len(kept))
 
     def new_to(self, runs: Mapping[Path, Config]) -> Examination:
-        """The same, without rows that some of these runs was trained on."""
+        """The same, without rows that one of these runs was trained on, as their configurations were then."""
         places = unseen_rows(self.config.task, self.held_out, runs)
         if len(places) == len(self.held_out):
             return self

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import from_yaml
+from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import (
     Config,
     GridConfig,
@@ -26,15 +25,14 @@ DIVIDED = (SortingConfig, LettersConfig, GridConfig, RelayConfig, LadderConfig)
 
 
 def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Path, Config]) -> list[int]:
-    """The places of held-out rows that none of these runs was trained on, by folder and configuration.
+    """The places of held-out rows that none of these runs was trained on: by folder, what each was trained with.
 
     Raises `PreflightError` where there is none.
     """
     places = list(range(len(held_out)))
     if not isinstance(task, DIVIDED):
         return places
-    for folder, config in runs.items():
-        trained = _trained(folder, config)
+    for folder, trained in runs.items():
         if trained.task.kind is not task.kind:
             continue
         rows = set(_named(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
@@ -47,14 +45,6 @@ def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Pat
                 "of a task with far more rows than runs are trained on"
             )
     return places
-
-
-def _trained(folder: Path, config: Config) -> Config:
-    """What a run was trained with; of one that is older than some key, what it is evaluated with."""
-    try:
-        return from_yaml(folder / "config.yaml")
-    except ConfigError:
-        return config
 
 
 def _named(rows: Iterable[Example]) -> Iterable[str]:
