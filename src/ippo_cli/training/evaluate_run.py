@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -294,11 +295,14 @@ def write_samples(file: Path, samples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
-    """Metrics by name, those of an agent's turns in one line, from the first turn on."""
+    """Metrics by name, those of an agent's turns in one line, from the first turn to the last that there was."""
     lines: dict[str, list[float]] = {}
     for key, value in metrics.items():
         name, _, turn = key.rpartition("/turn/")
         lines.setdefault(f"{name}/turn" if name else turn, []).append(value)
+    for line in lines.values():
+        while len(line) > 1 and math.isnan(line[-1]):
+            line.pop()
     return lines
 
 

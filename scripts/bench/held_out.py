@@ -1,0 +1,70 @@
+"""Held-out curves of runs as one small SVG picture: over responses trained on, and over minutes of training.
+
+    python scripts/bench/held_out.py docs/pictures/smollm2.svg --metric sampled/right 'grpo=outputs/.../RUN' 'ppo=...'
+
+Prints the same numbers as a table of Markdown. Minutes are those of the iterations, without evaluations and saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from curves import pyplot  # with its settings
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run: after how many responses and minutes of training the held-out metric was what."""
+
+    label: str
+    responses: list[int]
+    minutes: list[float]
+    values: list[float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("runs", nargs="+", help="LABEL=FOLDER")
+    parser.add_argument("--metric", default="sampled/score")
+    given = parser.parse_args()
+    curves = [_read(*text.rsplit("=", 1), f"eval/{given.metric}") for text in given.runs]
+    _draw(curves, given.metric, given.picture)
+    for curve in curves:
+        points = zip(curve.responses, curve.minutes, curve.values, strict=True)
+        cells = " | ".join(f"{value:.2f} ({responses}, {minutes:.0f} min)" for responses, minutes, value in points)
+        print(f"| {curve.label} | {cells} |")
+
+
+def _read(label: str, folder: str, metric: str) -> Curve:
+    buffer_size = yaml.safe_load((Path(folder) / "config.yaml").read_text())["rollout"]["buffer_size"]
+    curve = Curve(label, [], [], [])
+    seconds = 0.0
+    for line in (Path(folder) / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        seconds += row.get("time/iteration", 0.0)
+        if metric in row:
+            curve.responses.append(row["iteration"] * buffer_size)
+            curve.minutes.append(seconds / 60)
+            curve.values.append(row[metric])
+    return curve
+
+
+def _draw(curves: list[Curve], metric: str, picture: Path) -> None:
+    figure, axes = pyplot.subplots(1, 2, figsize=(7, 2.4), sharey=True, layout="constrained")
+    for curve in curves:
+        axes[0].plot(curve.responses, curve.values, marker=".", label=curve.label)
+        axes[1].plot(curve.minutes, curve.values, marker=".")
+    axes[0].set(xlabel="responses", ylabel=f"held-out {metric}")
+    axes[1].set(xlabel="minutes of training")
+    axes[0].legend(frameon=False)
+    figure.savefig(picture, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
