@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import refuse_unlike
+from ippo_cli.config.evaluation import refuse_unlike, refuse_without_effect
 from ippo_cli.config.load import load_config
 
 DIVIDED = ("task=jsonl", "task.train=a.jsonl", "task.eval=null", "task.eval_share=0.2", "actor.model=x")
@@ -25,3 +27,19 @@ def test_runs_are_not_compared_on_rows_that_one_of_them_was_trained_on(change: s
         refuse_unlike("one", config("seed=7"), "other", config("seed=7", change))
     new = ("task.eval_share=null", "task.eval=new.jsonl")
     refuse_unlike("one", config("seed=7", *new), "other", config("seed=7", change, *new))
+
+
+JUDGED = ("reward=judge", "reward.url=http://here/v1", "reward.model=large")
+
+
+def test_runs_that_were_scored_by_other_judges_are_not_compared_before_one_is_named_for_both() -> None:
+    one = config(*JUDGED)
+
+    def judged(**changes: Any) -> Any:
+        return replace(one, reward=replace(one.reward, **changes))
+
+    refuse_unlike("one", one, "other", judged(concurrency=2, keep_answers=False))
+    for key, value in {"model": "small", "url": "http://there/v1", "template": "{response}"}.items():
+        with pytest.raises(ConfigError, match=rf"^run=other has reward\.{key}={re.escape(value)}"):
+            refuse_unlike("one", one, "other", judged(**{key: value}))
+        refuse_without_effect([f"reward.{key}={value}"], of_model=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, config_dir, from_yaml, resolve, to_yaml, typed
 from ippo_cli.config.mix import complete_parts
 from ippo_cli.config.rewards import check_rewards
-from ippo_cli.config.schema import Config, Gsm8kRewardConfig, LengthRewardConfig, MixRewardConfig
+from ippo_cli.config.schema import (
+    Config,
+    Gsm8kRewardConfig,
+    LengthRewardConfig,
+    MixRewardConfig,
+    RewardConfig,
+    RewardKind,
+)
 from ippo_cli.rewards.build import build_reward, reads_payments
 from ippo_cli.rewards.contract import Reward, close_reward
 from ippo_cli.rewards.mix import MixPart, MixReward, weighted_sum
@@ -86,6 +94,26 @@ def test_normalized_parts_count_in_deviations_and_the_logged_score_stays_what_it
     expected = 2 * torch.tensor([1.0, 1.0, 0.0]) + (brief - brief.mean()) / brief.std()
     torch.testing.assert_close(found.score[:, 0], expected)
     assert found.raw[:, 0].tolist() == [3.0, 2.5, 1.0]
+
+
+@pytest.mark.parametrize("turn_weight", [1.0, 0.5, 0.0])
+def test_normalized_scores_have_mean_0_and_deviation_1_whatever_turns_weigh(settings: Any, turn_weight: float) -> None:
+    said = [episode(*(("solver", step, "") for step in range(turns)), index=turns) for turns in (1, 2, 3, 0)]
+    worth = [4.0, 1.0, 0.0, 100.0]  # the last one of whom nobody spoke in
+
+    def part(episodes: Sequence[Episode]) -> Reward:
+        by_turn = [[2.0] * one.index if one.index else [] for one in episodes]
+        return Reward(agent={"solver": worth}, agent_by_turn={"solver": by_turn})
+
+    config = settings(team_weight=0.0, agent_weight=1.0, turn_weight=turn_weight)
+    common = {leaf.name: getattr(config, leaf.name) for leaf in fields(RewardConfig)}
+    mix = MixRewardConfig(**{**common, "kind": RewardKind.mix}, parts={"a": config}, weights={}, normalize=["a"])
+    parts = {"a": MixPart(reward=part, weight=1.0, divisible=True)}
+    found = score(MixReward(parts, ["solver"], 1.0), said, mix, {"solver": ScoreMoments()}).scores["solver"]
+    totals = found.score.sum(dim=1)[:3]
+    assert totals.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert totals.std().item() == pytest.approx(1.0)
+    assert found.raw.sum(dim=1)[:3].tolist() == [4 + 2 * turn_weight, 1 + 4 * turn_weight, 6 * turn_weight]
 
 
 class Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -158,3 +159,20 @@ def test_closing_ends_the_processes_and_so_does_the_end_of_who_started_them(make
     said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     child = int(said.stdout)
     assert ends(child)
+
+
+def test_processes_that_cannot_be_started_leave_no_pipe_open(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("too many processes")
+
+    processes = make(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError, match="too many"):
+            processes.call(calls(""))
+    end = time.monotonic() + 10  # what is printed is read by a thread, which ends by itself
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert processes.call(calls(("", 4))) == [4]

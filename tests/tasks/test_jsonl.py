@@ -225,13 +225,49 @@ def code(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_column_that_is_not_there_is_told_with_all_sources_that_lack_it_and_what_would_work(tmp_path: Path) -> None:
+    for name, column in (("a", "solution"), ("b", "answer"), ("c", "answers")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": "q", column: "1"}) + "\n")
+    a, b, c = (str(tmp_path / f"{name}.jsonl") for name in "abc")
+    rule = rf"right=answer: there is no such column in {a}, {c}; there are: question solution answers; name one "
+    with pytest.raises(PreflightError, match=rule + r"for each kind of source: task.columns.right=\[answer,answers\]$"):
+        jsonl_examples(config([a, b, c], b, columns={"right": "answer"}), seed=0)
+    with pytest.raises(PreflightError, match=r"there are: question answers; write task.columns.answer=answers$"):
+        jsonl_examples(config(c, c, columns={"answer": "nope"}), seed=0)
+
+
+WRITTEN = [
+    {"answer": 3, "on": "2024-01-05", "mixed": "1.50", "many": {"a": [1]}, "whole": 10**19, "text": "a"},
+    {"answer": 2.5, "on": "2024-01-06", "mixed": 4, "many": {"a": [0.5], "b": "x"}, "whole": 1, "text": "b"},
+    {"answer": None, "on": "2024-01-07T10:00:00Z", "mixed": "true", "many": None, "whole": 2, "text": "c"},
+]
+
+
+def test_values_are_those_that_are_written_whatever_stands_beside_them(tmp_path: Path) -> None:
+    lines, listed, late = (tmp_path / name for name in ("lines.jsonl", "list.json", "late.jsonl"))
+    lines.write_text("\n".join(json.dumps(row) for row in WRITTEN) + "\n")
+    listed.write_text(json.dumps(WRITTEN))
+    for changes in ({}, {"streaming": True, "train_size": 3, "eval_size": 3}):
+        kept = [{name: row[name] for name in ("answer", "on", "text")} for row in WRITTEN]
+        for file, wanted in ((lines, WRITTEN), (listed, WRITTEN)):
+            if changes:  # of rows that are held in memory a column has one kind
+                file, wanted = tmp_path / f"kept_{file.name}", kept
+                file.write_text(json.dumps(kept) if file.suffix == ".json" else "\n".join(map(json.dumps, kept)))
+            train, held_out = jsonl_examples(config(str(file), str(file), **changes), seed=0)
+            assert repr(rows(train)) == repr(rows(held_out)) == repr(wanted)
+    late.write_text("\n".join(json.dumps({"on": row["on"]}) for row in WRITTEN))
+    (tmp_path / "early.jsonl").write_text(json.dumps({"on": "some day"}))
+    together = rows(jsonl_examples(config(str(tmp_path / "[el]a*.jsonl"), str(late)), seed=0)[0])
+    assert [row["on"] for row in together] == ["some day", *(row["on"] for row in WRITTEN)]
+
+
 def test_columns_are_renamed_and_looked_for_inside_and_the_first_that_is_there_is_taken(tmp_path: Path) -> None:
     nested = [{"problem": "a", "meta": {"gold": [1, row]}} for row in range(2)]
     (tmp_path / "nested.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nested))
     columns = {"question": ["question", "problem"], "right": "meta.gold.1"}
     train, _ = jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns=columns), seed=0)
     assert [(row["question"], row["right"]) for row in rows(train)] == [("a", 0), ("a", 1)]
-    with pytest.raises(PreflightError, match=r"task.columns.question=text: rows have no such column; they have: "):
+    with pytest.raises(PreflightError, match=r"question=text: there is no such column in .*nested.jsonl; there are: "):
         jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"question": "text"}), seed=0)
     with pytest.raises(PreflightError, match=r"task.columns.right=meta.gold.7: a row has nothing there \(no '7'"):
         rows(jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"right": "meta.gold.7"}), 0)[0])

@@ -327,4 +327,7 @@ def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
 ) -> None:
     metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_share": 0.125}
     Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
-    assert "(sampled/failed_tests 0.250, sampled/failed_share 0.125)" in capsys.readouterr().out
+    assert "(sampled/failed_share 0.125, sampled/failed_tests 0.250)" in capsys.readouterr().out
+    many = {f"sampled/part_with_a_long_name_{number}": 0.5 for number in range(9)}
+    Console(Style.plain, ["low"]).evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
+    assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"

@@ -18,7 +18,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
 from ippo_cli.models.actor import load_causal_lm
 from ippo_cli.models.lora import FrozenBase
-from ippo_cli.training.crossplay import Origin, _refuse_too_many, cells, cross_play, standard_error
+from ippo_cli.training.crossplay import Origin, _refuse_too_many, _tables, cells, cross_play, standard_error
+from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.evaluate_run import Subject, evaluate_run, load_policies
 
 NO_EVALUATION = ("evaluation.every=0", "actor.warmup_iterations=0", "actor.learning_rate=5e-3")
@@ -33,6 +34,19 @@ def test_one_agent_of_a_row_stands_beside_all_others_of_a_column() -> None:
 def test_a_standard_error_is_that_of_the_rows_that_are_there() -> None:
     assert standard_error(torch.tensor([1.0, 3.0, math.nan])) == pytest.approx(math.sqrt(2) / math.sqrt(2))
     assert math.isnan(standard_error(torch.tensor([1.0, math.nan])))
+
+
+def test_several_samples_of_a_row_are_not_so_many_rows() -> None:
+    scores = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    errors = []
+    for often in (1, 16):
+        rows = {f"sampled/{name}": scores.repeat_interleave(often) for name in ("a/score", "b/score", "score")}
+        metrics, generations = dict.fromkeys(rows, 0.5), {"sampled": often}
+        one = Evaluation(metrics=metrics, samples=[], rows=rows, generations=generations, failed={})
+        found = {pairing: one for _, _, pairing in cells(["a", "b"], "a", 2)}
+        [table] = _tables(["a", "b"], 2, found, "sampled/score")
+        errors.append(table.standard_errors[0][0])
+    assert errors[0] == errors[1] == pytest.approx(3**-0.5 / 2)
 
 
 def record_of(folder: Path) -> dict[str, Any]:

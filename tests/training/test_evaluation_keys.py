@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any, get_type_hints
 
 import pytest
 from folders import model_folder
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+pytest.importorskip("httpx2", reason="needs the extra `http`")
+sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
+
+from servers import Said, serving
 
 from ippo_cli.config import schema
 from ippo_cli.config.checks import check
@@ -30,6 +37,7 @@ WITHOUT_EFFECT = {
     "task.train_size": "held-out examples are drawn first",
     "rollout.zero3_gather": "weights that are loaded for this are whole",
     "actor.model": "typed as model=",
+    "reward.keep_answers": "kept in the folder of a run that trains",
 }
 ENVIRONMENT = """
 class Environment:
@@ -92,7 +100,7 @@ def every_key() -> set[str]:
     return found
 
 
-def commands(root: Path) -> list[list[str]]:
+def commands(root: Path, server: str) -> list[list[str]]:
     (root / "held_out.jsonl").write_text(2 * (json.dumps({"prompt": "abc"}) + "\n"))
     (root / "reward.py").write_text(REWARD)
     (root / "my_env.py").write_text(ENVIRONMENT)
@@ -127,6 +135,9 @@ def commands(root: Path) -> list[list[str]]:
         [*rows, "reward=function", f"reward.function={root / 'reward.py'}:score", "reward.process=true"],
         [*rows, "reward=format", "reward.pattern='.*'"],
         [*rows, "reward=length", "reward.high=9"],
+        [*rows, "reward=http", f"reward.url={server}"],
+        [*rows, "reward=judge", f"reward.url={server}", "reward.model=large", "reward.pattern=null", "reward.field=at"],
+        [*rows, "reward=model", f"reward.model={classifier(root / 'classifier', chat)}", "reward.max_tokens=2"],
         [*rows, "reward=mix", "++reward.parts={right: {kind: exact_match}}", "++reward.weights={right: 2.0}"],
         ["task=jsonl", f"task.eval={root / 'programs.jsonl'}", "reward=code", *programs],
         ["task=code_pair", f"task.eval={root / 'programs.jsonl'}", *programs, *short],
@@ -141,7 +152,28 @@ def commands(root: Path) -> list[list[str]]:
     ]
 
 
-def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def classifier(folder: Path, language_model: Path) -> Path:
+    """A reward model with the tokenizer of another model."""
+    config = AutoConfig.from_pretrained(language_model, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(language_model).save_pretrained(folder)
+    return folder
+
+
+def scored(body: Any, _: int) -> Said:
+    """What a scorer says of rows, and a judge of a question."""
+    if "rows" in body:
+        return Said({"rows": [1.0] * len(body["rows"])})
+    return Said({"choices": [{"message": {"content": '{"at": 2}'}}]})
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with serving(scored) as served:
+        yield served.url
+
+
+def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
     model, read = model_folder(tmp_path / "model", "abcdefghi123="), set[str]()
     prefixes: dict[int, str] = {}
     plain = object.__getattribute__
@@ -152,7 +184,7 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
         return plain(node, name)
 
     kept = []
-    for overrides in commands(tmp_path):
+    for overrides in commands(tmp_path, server):
         config = load_config(
             [
                 "actor=full",

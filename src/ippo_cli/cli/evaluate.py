@@ -92,7 +92,16 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
         refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
     from ippo_cli.training.crossplay import cross_play
 
-    cross_play(configs, checkpoints, overrides)
+    cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
+
+
+def _of_other_seeds(configs: dict[Path, Config]) -> dict[Path, Config]:
+    """What the runs that do not have the first one's seed were trained with, whatever is typed now."""
+    from ippo_cli.cli.resume import saved_values
+    from ippo_cli.config.load import typed
+
+    seed = next(iter(configs.values())).seed
+    return {folder: typed(saved_values(folder)) for folder, config in configs.items() if config.seed != seed}
 
 
 def _compare(own: dict[str, str], overrides: list[str]) -> None:
@@ -138,7 +147,8 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
     else:
         against = one_model(config, str(folder) if folder.is_dir() else wanted)
     shown = (_shown(own.get("run") or str(model), one.name), _shown(wanted, against.name))
-    compare((config, one), (other, against), shown, root, overrides)
+    trained = _of_other_seeds({root: config, folder: other}) if is_run else {}
+    compare((config, one), (other, against), shown, root, overrides, trained)
 
 
 def _shown(typed: str, name: str) -> str:

@@ -108,6 +108,20 @@ OF_BOTH = (
     "reward.tests",
     "reward.parts",
     "reward.weights",
+    "reward.url",
+    "reward.token_env",
+    "reward.batch_size",
+    "reward.model",
+    "reward.revision",
+    "reward.template",
+    "reward.field",
+    "reward.lowest",
+    "reward.highest",
+    "reward.max_tokens",
+    "reward.dtype",
+    "reward.device",
+    "reward.batch_tokens",
+    "reward.too_long",
     "evaluation.seed",
     "evaluation.size",
     "evaluation.sampled",
@@ -133,7 +147,18 @@ OF_MODELS = (
     "task.agents.*.actor.revision",
 )
 # Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
-OF_COMPUTING = ("actor.dtype", "task.agents.*.actor.dtype", "rollout.decode_batch_size", "task.num_workers")
+OF_COMPUTING = (
+    "actor.dtype",
+    "task.agents.*.actor.dtype",
+    "rollout.decode_batch_size",
+    "task.num_workers",
+    "reward.workers",
+    "reward.concurrency",
+    "reward.token_env",
+    "reward.batch_size",
+    "reward.device",
+    "reward.batch_tokens",
+)
 SEARCH_PATH = "hydra.searchpath"
 EXPERIMENT = "experiment"
 

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.patterns import LIMIT_S, Pattern
 from ippo_cli.rewards.responses import Responses
-from ippo_cli.rewards.rows import mean_rows
+from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Example
 
 
 class FormatReward:
     """1 where a regular expression matches the whole of an agent's last response, spaces around it aside, else 0.
 
-    `.` stands for line ends too. The team's reward is the mean over its agents.
+    `.` stands for line ends too. The team's reward is the mean over its agents. A row in which matching takes longer
+    than `limit_s` has failed.
     """
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = re.compile(pattern, re.DOTALL)
+    def __init__(self, pattern: str, limit_s: float = LIMIT_S) -> None:
+        self._pattern = Pattern(pattern, "reward.pattern", limit_s)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
-        own = {
-            name: [float(self.pattern.fullmatch(text.strip()) is not None) for text in texts]
-            for name, texts in responses.items()
+        found = self._pattern.matches([text.strip() for texts in responses.values() for text in texts])
+        by_agent = {
+            name: found[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
         }
-        return Reward(team=mean_rows(own.values()), agent=own)
+        rows = [_row({name: own[row] for name, own in by_agent.items()}) for row in range(len(examples))]
+        return replace(gathered(rows), final=True)  # it would take as long again
+
+    def close(self) -> None:
+        self._pattern.close()
+
+
+def _row(matches: Mapping[str, bool | Exception]) -> Row | Exception:
+    own: dict[str, float] = {}
+    for name, match in matches.items():
+        if isinstance(match, Exception):
+            return match
+        own[name] = float(match)
+    return {"team": sum(own.values()) / len(own), "agent": own}

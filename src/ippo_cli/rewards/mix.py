@@ -89,15 +89,20 @@ def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float])
     )
 
 
-def normalized_mix(rewards: Reward, config: MixRewardConfig, agents: Sequence[str], rows: int) -> Reward:
+def normalized_mix(
+    rewards: Reward, config: MixRewardConfig, episodes: Sequence[Episode], agents: Sequence[str], turn_weight: float
+) -> Reward:
     """The mix with the parts of `normalize` in deviations from their mean, over the valid rows of all ranks.
 
-    Collective. Of the team's numbers and of each agent's by themselves; where a part deviates by at most `norm_eps`,
+    Collective. Of the team's numbers and of each agent's by themselves, the latter over rows in which it spoke, with
+    numbers for turns counted by `turn_weight`, as they count in a score; where a part deviates by at most `norm_eps`,
     its mean is subtracted alone. `parts` stay what they were.
     """
     components = dict(rewards.components)
     for name in config.normalize:
-        components[name] = _normalized(components.get(name, Reward()), agents, rows, config.norm_eps)
+        components[name] = _normalized(
+            components.get(name, Reward()), episodes, agents, _Scale(turn_weight=turn_weight, norm_eps=config.norm_eps)
+        )
     if not rewards.components:  # no row of this rank has an answer
         return rewards
     again = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
@@ -105,11 +110,25 @@ def normalized_mix(rewards: Reward, config: MixRewardConfig, agents: Sequence[st
     return replace(rewards, **own, agent_by_turn=again.agent_by_turn)
 
 
-def _normalized(part: Reward, agents: Sequence[str], rows: int, norm_eps: float) -> Reward:
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """By what a row's total is measured."""
+
+    turn_weight: float
+    norm_eps: float
+
+
+def _normalized(part: Reward, episodes: Sequence[Episode], agents: Sequence[str], scale: _Scale) -> Reward:
+    rows = len(episodes)
     valid = torch.tensor([True] * rows if part.valid is None else list(part.valid), dtype=torch.bool)
-    team, by_step = _standardized(part.team, part.team_by_step, rows, valid, norm_eps)
+    team, by_step = _standardized(part.team, part.team_by_step, valid, scale)
     own = {
-        name: _standardized(part.agent.get(name), part.agent_by_turn.get(name), rows, valid, norm_eps)
+        name: _standardized(
+            part.agent.get(name),
+            part.agent_by_turn.get(name),
+            valid & torch.tensor([bool(one.own(name)) for one in episodes], dtype=torch.bool),
+            scale,
+        )
         for name in agents
     }
     return replace(
@@ -122,19 +141,21 @@ def _normalized(part: Reward, agents: Sequence[str], rows: int, norm_eps: float)
 
 
 def _standardized(
-    whole: Numbers | None, by_turn: Sequence[Numbers] | None, rows: int, valid: torch.Tensor, norm_eps: float
+    whole: Numbers | None, by_turn: Sequence[Numbers] | None, valid: torch.Tensor, scale: _Scale
 ) -> tuple[list[float] | None, list[list[float]] | None]:
     """Numbers of rows and of their turns, divided by the deviation of the rows' totals; the mean is off the rows'."""
     given = whole is not None or by_turn is not None
-    numbers = torch.tensor([0.0] * rows if whole is None else list(whole), dtype=torch.float64)
-    totals = numbers + torch.tensor([sum(row) for row in by_turn] if by_turn is not None else [0.0] * rows).double()
+    numbers = torch.tensor([0.0] * len(valid) if whole is None else list(whole), dtype=torch.float64)
+    totals = numbers
+    if by_turn is not None and scale.turn_weight:
+        totals = numbers + scale.turn_weight * torch.tensor([sum(row) for row in by_turn], dtype=torch.float64)
     mean, variance = distributed.masked_moments(totals, valid & torch.isfinite(totals) & given)
     if not given:
         return None, None
     deviation = float(variance.sqrt())
-    scale = 1.0 / deviation if deviation > norm_eps else 1.0
-    scaled = None if by_turn is None else [[number * scale for number in row] for row in by_turn]
-    return ((numbers - mean) * scale).tolist(), scaled
+    factor = 1.0 / deviation if deviation > scale.norm_eps else 1.0
+    scaled = None if by_turn is None else [[number * factor for number in row] for row in by_turn]
+    return ((numbers - mean) * factor).tolist(), scaled
 
 
 def _shown(component: Reward, rows: int) -> list[float]:

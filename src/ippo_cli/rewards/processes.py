@@ -72,10 +72,11 @@ class Processes:
 
     def _start(self, number: int) -> None:
         """All at once: importing takes them seconds."""
-        new = [_Child(self.setting, self._printed.target) for _ in range(number - len(self._idle))]
-        self._idle += new
+        there = len(self._idle)
         try:
-            for child in new:
+            for _ in range(number - there):
+                self._idle.append(_Child(self.setting, self._printed.target))
+            for child in self._idle[there:]:
                 child.await_ready()
         except BaseException:
             self.close()
@@ -139,6 +140,10 @@ class _Child:
                 pass_fds=(requests, answers),
                 start_new_session=True,  # signals to the run's group are not for it, and all of it can be killed
             )
+        except BaseException:
+            os.close(self._requests)
+            os.close(self.answers)
+            raise
         finally:
             os.close(requests)
             os.close(answers)

@@ -99,8 +99,7 @@ def mixed_scores(
     numbers = mixed(rewards, episodes, weights, wanted)
     normalized = None
     if isinstance(config, MixRewardConfig) and config.normalize:
-        together = normalized_mix(rewards, config, list(weights), len(episodes))
-        normalized = mixed(together, episodes, weights, wanted)
+        normalized = _normalized(rewards, episodes, weights, wanted, config)
     return Mixed(
         numbers=numbers,
         failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
@@ -108,6 +107,18 @@ def mixed_scores(
         normalized=normalized,
         failure=failure,
     )
+
+
+def _normalized(
+    rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str], config: MixRewardConfig
+) -> dict[str, Tensor]:
+    """As `mixed`, with parts in deviations: measured as each agent's own `turn_weight` makes scores of them."""
+    numbers: dict[str, Tensor] = {}
+    for turn_weight in dict.fromkeys(weights[name].turn_weight for name in wanted):
+        together = normalized_mix(rewards, config, episodes, list(weights), turn_weight)
+        alike = [name for name in wanted if weights[name].turn_weight == turn_weight]
+        numbers |= mixed(together, episodes, weights, alike)
+    return {name: numbers[name] for name in wanted}
 
 
 def processed_scores(

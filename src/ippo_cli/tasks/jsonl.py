@@ -9,6 +9,7 @@ import torch
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.tasks.exact import Exact
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
 from ippo_cli.tasks.templates import fields_of
@@ -85,8 +86,11 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
     tables = [load_table(key, name, config.data_config, split, first=first) for name in listed]
     if preparation.changes_rows:
         weights = config.weights if part == "train" else None
+        preparation.refuse_missing(dict(zip(listed, tables, strict=True)))
         parts = [preparation.rows(table, name) for table, name in zip(tables, listed, strict=True)]
         return Joined(parts, weights, preparation.counts)
+    if any(isinstance(table, Exact) for table in tables):
+        return Joined([Rows(table, unchanged, range(len(table))) for table in tables])
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
     except ValueError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any
 
@@ -108,8 +109,10 @@ class Joined(Sequence[Example]):
 
 
 def narrowed(rows: Any, places: Sequence[int]) -> Sequence[Example]:
-    """Some rows of files, by their places in their order."""
-    return rows.at(places) if isinstance(rows, Joined) else rows.select(places)
+    """Some rows, by their places in their order."""
+    if isinstance(rows, Joined):
+        return rows.at(places)
+    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
 @dataclass(kw_only=True)
@@ -142,8 +145,19 @@ class Preparation:
         self.counts.append(Counts(source=source, read=len(table), dropped=left_out))
         return Rows(table, make, places)
 
+    def refuse_missing(self, tables: Mapping[str, Any]) -> None:
+        """Raise `PreflightError` for a column of `task.columns` that sources lack, by name: of all of these."""
+        for name, wanted in self.config.columns.items():
+            lacking = [source for source, table in tables.items() if _column(wanted, table.column_names) is None]
+            if lacking:
+                there = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
+                raise PreflightError(
+                    f"task.columns.{name}={_listed(wanted)}: there is no such column in {', '.join(lacking)}; "
+                    f"there are: {' '.join(there)}; {_remedy(name, wanted, there, tables, lacking)}"
+                )
+
     def _maker(self, table: Any) -> Maker:
-        columns = {name: _column(name, wanted, table.column_names) for name, wanted in self.config.columns.items()}
+        columns = {name: _column(wanted, table.column_names) or [] for name, wanted in self.config.columns.items()}
         mapped = None if self.config.map is None else load_function(self.config.map, "task.map")
         setting = f"task.map={self.config.map}"
 
@@ -196,15 +210,31 @@ def _expression(text: str, setting: str) -> Callable[[Example], Any]:
     return lambda example: compiled(**example)
 
 
-def _column(name: str, wanted: Any, there: Sequence[str]) -> list[str]:
+def _column(wanted: Any, there: Sequence[str]) -> list[str] | None:
     """The path of a column: the first of those that are named whose beginning is there."""
-    listed = [str(path) for path in (wanted if isinstance(wanted, list) else [wanted])]
-    for path in listed:
+    for path in _names(wanted):
         if path in there:
             return [path]
         if (parts := path.split("."))[0] in there:
             return parts
-    raise PreflightError(f"task.columns.{name}={wanted}: rows have no such column; they have: {' '.join(there)}")
+    return None
+
+
+def _names(wanted: Any) -> list[str]:
+    return [str(path) for path in (wanted if isinstance(wanted, list) else [wanted])]
+
+
+def _listed(wanted: Any) -> str:
+    return f"[{','.join(_names(wanted))}]" if isinstance(wanted, list) else str(wanted)
+
+
+def _remedy(name: str, wanted: Any, there: Sequence[str], tables: Mapping[str, Any], lacking: Sequence[str]) -> str:
+    """What would work: the column of the field's own name, or that with the most alike name."""
+    alike = [path for one in (*_names(wanted), name) for path in get_close_matches(one, there, n=1, cutoff=0.5)]
+    best = name if name in there else alike[0] if alike else there[0] if there else "COLUMN"
+    if len(lacking) == len(tables):
+        return f"write task.columns.{name}={best}"
+    return f"name one for each kind of source: task.columns.{name}=[{','.join([*_names(wanted), best])}]"
 
 
 def _member(row: Any, path: Sequence[str], name: str) -> Any:

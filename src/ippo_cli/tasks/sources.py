@@ -14,6 +14,7 @@ from typing import Any
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.own_code import names_code
 from ippo_cli.rewards.located import located
+from ippo_cli.tasks.exact import exact, exact_rows, json_rows
 from ippo_cli.tasks.user_code import load_function
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -45,7 +46,8 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
         if first is not None and not (_suffix(source) in SUFFIXES and not pattern and not Path(source).is_file()):
             return _streamed(source, files if pattern or Path(source).is_file() else None, data_config, split, first)
         if pattern or Path(source).is_file():
-            return _load_files(files)
+            table = _load_files(files)
+            return exact(table, files) if all(READERS.get(_suffix(file)) == "json" for file in files) else table
         if _suffix(source) in SUFFIXES:
             raise FileNotFoundError("there is no such file")
         return load_dataset(source, data_config, split=split)
@@ -64,7 +66,7 @@ def _streamed(source: str, files: Sequence[str] | None, data_config: str | None,
     rows: list[dict[str, Any]] = []
     for file in files:
         if len(rows) < count:
-            table = _load_csv(file, streaming=True) if _suffix(file) in SEPARATORS else _stream_file(file)
+            table = _stream_file(file)
             rows += [dict(row) for row in islice(table, count - len(rows))]
     return _table(rows)
 
@@ -74,12 +76,17 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     from datasets import Dataset
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return Dataset.from_list([{name: row.get(name) for name in columns} for row in rows])
+    return exact_rows(Dataset.from_list([{name: row.get(name) for name in columns} for row in rows]), rows)
 
 
 def _stream_file(file: str) -> Any:
+    """Its rows, one after the other."""
     from datasets import load_dataset
 
+    if _suffix(file) in SEPARATORS:
+        return _load_csv(file, streaming=True)
+    if READERS[_suffix(file)] == "json":
+        return json_rows(file)
     return load_dataset(READERS[_suffix(file)], data_files=[file], split="train", streaming=True)
 
 

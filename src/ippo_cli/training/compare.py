@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ippo_cli.config.errors import storing
@@ -33,15 +34,26 @@ Side = tuple[Config, Subject]
 """Whose weights, and the configuration that says how they are loaded."""
 
 
-def compare(one: Side, other: Side, names: tuple[str, str], root: Path, overrides: Sequence[str]) -> Path:
+def compare(
+    one: Side,
+    other: Side,
+    names: tuple[str, str],
+    root: Path,
+    overrides: Sequence[str],
+    trained: Mapping[Path, Config] = MappingProxyType({}),
+) -> Path:
     """Score both as the first configuration asks and scores, row by row, and test the differences. Returns the file.
 
-    `names`: what they are called where they are shown.
+    `names`: what they are called where they are shown. `trained`: what runs of other seeds among them were trained
+    with, by their folders; what they were trained on is not asked about.
     """
     config = one[0]
     device = prepare_process(config)
     try:
         with examination(config, device) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
+            exam = exam.new_to(trained)
+            for line in exam.left_out:
+                console.say(line)
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
             loaded: dict[Any, Any] = {}
@@ -52,7 +64,9 @@ def compare(one: Side, other: Side, names: tuple[str, str], root: Path, override
                 result = exam.scores(players, formats, console, every_sample=True)
                 samples += [{"of": side, **row} for row in all_samples(result)]
                 primary = config.task.primary_metric
-                console.say(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary})")
+                failed = sum(result.failed.values())
+                without = f", {failed} episodes without a reward" if failed else ""
+                console.say(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
                 results.append(result)
             found = _differences(results, config.evaluation.seed)
             record = _record((one, other), names, results, found, overrides, exam)
@@ -112,6 +126,7 @@ def _record(
         "overrides": list(overrides),
         "rows": len(exam.asked),
         "too_long": exam.too_long,
+        "trained_on": exam.trained_on,
         "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
         "primary_metric": config.task.primary_metric,
         "differences": {key: finite(row) for key, row in differences.items()},

@@ -117,11 +117,10 @@ class Console:
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
         """Held-out scores, the primary one first."""
-        shown = [
-            f"{key} {number(value)}"
-            for key, value in metrics.items()
-            if key != primary and key.count("/") == 1 and (value or not key.endswith("/failed_share"))
-        ]
+        failed = [key for key, value in metrics.items() if key.endswith("/failed_share") and value]
+        others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_share")]
+        # What failed first: a score of the rows that did not is another score.
+        shown = [f"{key} {number(metrics[key])}" for key in (*failed, *others) if key != primary]
         self._clear_bars()
         line = f"evaluation after iteration {iteration}: {primary} {number(metrics[primary])}"
         rest = fitting(shown, LINE_WIDTH - len(line) - len("  ()"))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,15 +18,16 @@ from torch import Tensor
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
-from ippo_cli.config.schema import Config, Dtype, JsonlConfig
+from ippo_cli.config.schema import Config, Dtype
 from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.console import Console
+from ippo_cli.training.estimates import by_row
 from ippo_cli.training.evaluate import Evaluation
-from ippo_cli.training.evaluate_run import Subject, adapters_of, examination, find_weights, load_policies
+from ippo_cli.training.evaluate_run import Examination, Subject, adapters_of, examination, find_weights, load_policies
 from ippo_cli.training.folder import all_checkpoints, write_atomically
 from ippo_cli.training.heat_map import NO_PICTURE, can_draw, draw
 from ippo_cli.training.memory import GIB
@@ -55,18 +57,24 @@ class Table:
     others: list[str]
     metric: str
     scores: list[list[float]]
-    standard_errors: list[list[float]]  # over the held-out episodes; NaN where there are fewer than two
+    standard_errors: list[list[float]]  # over the held-out rows; NaN where there are fewer than two
     self_play: float  # mean of the diagonal: agents that were trained together
     cross_play: float  # mean off the diagonal
     gap: float  # self_play - cross_play
-    gap_standard_error: float  # over the episodes, which are the same ones in all cells
+    gap_standard_error: float  # over the rows, which are the same ones in all cells
 
 
-def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overrides: Sequence[str]) -> Path:
+def cross_play(
+    configs: Mapping[Path, Config],
+    checkpoints: Sequence[str],
+    overrides: Sequence[str],
+    trained: Mapping[Path, Config] = MappingProxyType({}),
+) -> Path:
     """Score every pairing of the checkpoints of one run or several. Returns the folder of what is written.
 
     `configs`: each run's configuration by its folder. `checkpoints`: names as `find_weights` takes them, or `all`.
-    Every pairing is asked about the held-out examples of the first run, with the same random numbers.
+    Every pairing is asked about the held-out examples of the first run, with the same random numbers, but for those
+    that another one was trained on: `trained` says with what, where seeds differ.
     """
     origins = _origins(configs, checkpoints)
     config, root = origins[0].config, next(iter(configs))
@@ -76,12 +84,15 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
     device = prepare_process(config)
     try:
         with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
+            exam = exam.new_to(trained)
             console.say(
-                f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.held_out)} held-out rows; "
+                f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.asked)} held-out rows; "
                 f"{weights.models} models are loaded once, {weights.shown} of weights on this {device.type}"
             )
-            for warning in (*_unlike_seeds(configs, config), *([] if can_draw() else [NO_PICTURE])):
-                console.warn([warning])
+            for line in exam.left_out:
+                console.say(line)
+            if not can_draw():
+                console.warn([NO_PICTURE])
             loaded: dict[Any, Any] = {}
             players = [load_policies(origin.config, origin.subject, device, loaded) for origin in origins]
             teams = [_team(players, agents, pairing) for pairing in pairings]
@@ -93,7 +104,7 @@ def cross_play(configs: Mapping[Path, Config], checkpoints: Sequence[str], overr
             tables = _tables(agents, len(origins), found, config.task.primary_metric)
             names = [origin.name for origin in origins]
             target = root / "evaluations" / _folder_name(origins, config.evaluation.seed, overrides)
-            record = _record(origins, agents, found, tables, overrides, len(exam.held_out), weights)
+            record = _record(origins, agents, found, tables, overrides, exam, weights)
             distributed.on_main(lambda: _write(target, record, tables, names))
             for table in tables:
                 for line in shown(table, names):
@@ -149,15 +160,6 @@ def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
     return {folder: "/".join(folder.parts[-parts:]) + (seeds[folder] if differ else "") for folder in configs}
 
 
-def _unlike_seeds(configs: Mapping[Path, Config], config: Config) -> Iterator[str]:
-    """A warning where generated examples, of which some are held out, were divided in another way for other runs."""
-    if not isinstance(config.task, JsonlConfig) and len({other.seed for other in configs.values()}) > 1:
-        yield (
-            f"held-out examples are those of seed={config.seed}, the first run's; a run with another seed may have "
-            "been trained on some of them"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Weights:
     """Of all models together, each once."""
@@ -210,10 +212,7 @@ def _tables(agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluat
     With two agents who are paid the same one table says all: the other's is its transpose.
     """
     mode = primary.partition("/")[0]
-    rows = {
-        pairing: {name: distributed.all_gather_rows(part) for name, part in one.rows.items()}
-        for pairing, one in found.items()
-    }
+    rows = {pairing: by_row(one) for pairing, one in found.items()}
     own = {name: f"{mode}/{name}/score" for name in agents}
     alike = all(_equal(each[own[name]], each[own[agents[0]]]) for each in rows.values() for name in agents[1:])
     shown = agents[:1] if alike and len(agents) == 2 else agents
@@ -238,10 +237,10 @@ def _table(
     errors = [[0.0] * origins for _ in range(origins)]
     together, apart = [], []
     for row, column, pairing in cells(agents, agent, origins):
-        episodes = rows[pairing].get(metric)
+        of_rows = rows[pairing].get(metric)
         scores[row][column] = found[pairing].metrics[metric]
-        errors[row][column] = math.nan if episodes is None else standard_error(episodes)
-        (together if row == column else apart).append((scores[row][column], episodes))
+        errors[row][column] = math.nan if of_rows is None else standard_error(of_rows)
+        (together if row == column else apart).append((scores[row][column], of_rows))
     self_play, cross = (sum(score for score, _ in part) / len(part) for part in (together, apart))
     return Table(
         agent=agent,
@@ -263,7 +262,7 @@ def standard_error(values: Tensor) -> float:
 
 
 def _gap_error(together: Sequence[Tensor | None], apart: Sequence[Tensor | None]) -> float:
-    """Of self-play minus cross-play, episode by episode: all cells have the same examples and random numbers."""
+    """Of self-play minus cross-play, row by row: all cells have the same examples and random numbers."""
     if any(part is None for part in (*together, *apart)):
         return math.nan
     own, cross = (
@@ -297,7 +296,7 @@ def _record(
     found: Mapping[Pairing, Evaluation],
     tables: Sequence[Table],
     overrides: Sequence[str],
-    rows: int,
+    exam: Examination,
     weights: _Weights,
 ) -> dict[str, Any]:
     config = origins[0].config
@@ -310,7 +309,8 @@ def _record(
         "overrides": list(overrides),
         "seed": config.seed,
         "evaluation_seed": config.evaluation.seed,
-        "rows": rows,
+        "rows": len(exam.asked),
+        "trained_on": exam.trained_on,
         "models": weights.models,
         "weight_bytes": weights.size,
         "primary_metric": config.task.primary_metric,

@@ -47,6 +47,7 @@ from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
 from ippo_cli.training.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
+from ippo_cli.training.unseen import unseen_rows
 from ippo_cli.types import Batch, Episode, Example
 
 
@@ -122,6 +123,7 @@ class Examination:
     held_out: Sequence[Example]
     reward: RewardFunction
     too_long: int = 0  # held-out examples that were left out for their prompts
+    trained_on: int = 0  # held-out examples that were left out since a compared run was trained on them
 
     @property
     def asked(self) -> list[int]:
@@ -151,6 +153,19 @@ class Examination:
         if not kept:
             raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
         return replace(self, held_out=narrowed(self.held_out, sorted(kept)), too_long=len(self.held_out) - len(kept))
+
+    def new_to(self, runs: Mapping[Path, Config]) -> Examination:
+        """The same, without rows that one of these runs was trained on, as their configurations were then."""
+        places = unseen_rows(self.config.task, self.held_out, runs)
+        if len(places) == len(self.held_out):
+            return self
+        return replace(self, held_out=narrowed(self.held_out, places), trained_on=len(self.held_out) - len(places))
+
+    @property
+    def left_out(self) -> list[str]:
+        """What to say of rows that two runs or more are not asked about."""
+        seen = f"{self.trained_on} held-out rows are left out: a run of another seed was trained on them"
+        return [seen] if self.trained_on else []
 
     def _message(self, agent: str, example: Example) -> str:
         return first_message(agent, self.config.task.agents[agent], example)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -122,3 +125,29 @@ def test_machines_whose_system_calls_are_not_known_have_no_sandbox(monkeypatch: 
     monkeypatch.setattr(sandbox, "seccomp_filter", lambda: None)
     with pytest.raises(SandboxUnavailable, match="this kind of processor"):
         Sandbox(BWRAP, 1.0)
+
+
+def test_a_program_does_not_outlive_a_judge_that_was_killed(tmp_path: Path) -> None:
+    """Bubblewrap ends with whoever started it; a plain process has to see to it."""
+    code = """
+        import sys
+        from ippo_cli.rewards.code.sandbox import LOCAL, Sandbox
+        sandbox = Sandbox(LOCAL, 3600.0)
+        sandbox.load("import time\\ndef f(it):\\n    open(it, 'w').close(); time.sleep(3600)", "f")
+        print(sandbox._process.pid, flush=True)
+        sandbox.ask(sys.argv[1])
+    """
+    begun = tmp_path / "begun"
+    judge = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(begun)], stdout=subprocess.PIPE, text=True
+    )
+    assert judge.stdout is not None
+    program = Path(f"/proc/{int(judge.stdout.readline())}/stat")
+    end = time.monotonic() + 30
+    while not begun.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    judge.kill()
+    judge.wait()
+    while program.exists() and program.read_text().rsplit(")", 1)[1].split()[0] != "Z" and time.monotonic() < end:
+        time.sleep(0.1)
+    assert time.monotonic() < end

@@ -144,7 +144,7 @@ def command(kind: str, rules: int = -1) -> list[str]:
     """The command line of a runner; `rules` is the pipe that bwrap reads the filter of system calls from."""
     python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
     if kind == LOCAL:
-        return [*python, str(RUNNER)]
+        return [*python, str(RUNNER), str(os.getpid())]
     found = shutil.which(BWRAP)
     if found is None:
         raise SandboxUnavailable(f"{BWRAP} is not installed")

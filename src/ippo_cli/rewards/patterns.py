@@ -1,0 +1,53 @@
+"""Regular expressions of the user's over texts that models wrote: some take longer than anyone waits.
+
+Nothing in Python ends a match that has begun, so it is made in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ippo_cli.rewards.processes import CallFailed, Processes
+
+LIMIT_S = 5.0
+"""How long all texts of a batch may take together; if they do not, each of them by itself."""
+MOST_HUNG = 8
+"""Texts that took too long, after which no more of a batch are looked at: it is the pattern."""
+
+
+def matched(pattern: str, texts: Sequence[str]) -> list[bool]:
+    """Whether the pattern matches the whole of each text; `.` stands for line ends too. Runs in the process."""
+    compiled = re.compile(pattern, re.DOTALL)
+    return [compiled.fullmatch(text) is not None for text in texts]
+
+
+class Pattern:
+    """A pattern, and the process that knows it."""
+
+    def __init__(self, pattern: str, key: str, limit_s: float = LIMIT_S) -> None:
+        self.pattern, self.limit_s = pattern, limit_s
+        self._processes = Processes(f"{__name__}:{matched.__name__}", key, 1, limit_s)
+
+    def matches(self, texts: Sequence[str]) -> list[bool | Exception]:
+        """Whether it matches the whole of each text, or why that is not known."""
+        together = self._asked(texts)
+        if not isinstance(together, Exception):
+            return list(together)
+        found: list[bool | Exception] = []
+        hung = 0
+        for text in texts:
+            answer = self._asked([text]) if hung < MOST_HUNG else together
+            hung += isinstance(answer, Exception)
+            found.append(answer if isinstance(answer, Exception) else answer[0])
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._processes.close()
+
+    def _asked(self, texts: Sequence[str]) -> list[bool] | Exception:
+        [answer] = self._processes.call([((self.pattern, list(texts)), {})])
+        if isinstance(answer, CallFailed):
+            return CallFailed(f"matching {self.pattern!r:.80}: {answer}")
+        return answer

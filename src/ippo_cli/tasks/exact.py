@@ -1,0 +1,123 @@
+"""Values of JSON as they are written.
+
+Tables lie on the disk as Arrow, whose reader makes 3.0 of a 3 that stands beside a 2.5, a moment of the text
+"2024-01-05", and the number 1.5 of the text "1.50" in a column that holds numbers as well: an answer that is compared
+with one of these is another answer. Columns to which that happened are held in memory as they are written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.types import Example
+
+CHUNK = 10 << 20
+"""Bytes of a file from which the reader tells the kinds of its columns; what comes later is made to fit."""
+AS_A_MOMENT = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+"""How a moment looks that was made a text again."""
+
+
+class Exact(Sequence[Example]):
+    """A table of which some columns are replaced."""
+
+    def __init__(self, table: Any, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.table, self.columns = table, columns
+
+    @property
+    def column_names(self) -> list[str]:
+        return self.table.column_names
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, place: Any) -> Any:
+        return {**self.table[place], **{name: values[place] for name, values in self.columns.items()}}
+
+
+def exact(table: Any, files: Sequence[str]) -> Any:
+    """The table of these JSON files, with the columns exactly that are not what is written. Raises `ValueError`."""
+    large = len(files) > 1 or Path(files[0]).stat().st_size > CHUNK
+    doubtful = doubtful_columns(table, texts=large)
+    return corrected(table, doubtful, lambda: (row for file in files for row in json_rows(file))) if doubtful else table
+
+
+def exact_rows(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The table that was made of these rows, with the columns exactly that are not theirs."""
+    doubtful = doubtful_columns(table, texts=False)
+    return corrected(table, doubtful, lambda: iter(rows)) if doubtful else table
+
+
+def json_rows(file: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file of JSON lines, or of one list."""
+    with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as text:
+        begins = text.read(4).decode("utf-8-sig", errors="ignore").lstrip()
+        text.seek(0)
+        values = json.load(text) if begins.startswith("[") else (json.loads(line) for line in text if line.strip())
+        for value in values:
+            if not isinstance(value, dict | str):
+                raise ValueError(f"{file} holds {value!r:.40}, where an object belongs: write one on each line")
+            yield {"text": value} if isinstance(value, str) else value
+
+
+def doubtful_columns(table: Any, *, texts: bool) -> list[str]:
+    """Columns of a kind that may have been made of another one."""
+    schema = table.features.arrow_schema
+    found = [field.name for field in schema if _doubtful(field.type)]
+    return found + ([field.name for field in schema if _holds_moments(table, field)] if texts else [])
+
+
+def corrected(table: Any, doubtful: Sequence[str], rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Any:
+    """The table with the doubtful columns of `rows()` where these are not equal, kind and all."""
+    narrow = table.select_columns(list(doubtful))
+    wrong: set[str] = set()
+    stored, count = iter(narrow), 0
+    for written in rows():
+        count += 1
+        there = next(stored, None)
+        if there is not None:
+            wrong |= {name for name in doubtful if name not in wrong and not _same(there[name], written.get(name))}
+    if count != len(table):
+        raise ValueError(f"it has {count} rows on lines of their own, and {len(table)} in all: write one on each line")
+    if not wrong:
+        return table
+    columns: dict[str, list[Any]] = {name: [] for name in doubtful if name in wrong}
+    for row in rows():
+        for name, values in columns.items():
+            values.append(row.get(name))
+    return Exact(table, columns)
+
+
+def _same(stored: Any, written: Any) -> bool:
+    """Whether both are one value of one kind; a key that is missing in an object is null in a table."""
+    if isinstance(written, dict):
+        keys = {*written, *(stored if isinstance(stored, dict) else ())}
+        return isinstance(stored, dict) and all(_same(stored.get(key), written.get(key)) for key in keys)
+    if isinstance(written, list):
+        alike = isinstance(stored, list) and len(stored) == len(written)
+        return alike and all(map(_same, stored, written))
+    if isinstance(written, float) and isinstance(stored, float) and math.isnan(written):
+        return math.isnan(stored)
+    return type(stored) is type(written) and stored == written
+
+
+def _doubtful(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):  # JSON as a text, of columns that hold several kinds
+        return True
+    inner = [kind.field(place).type for place in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return pa.types.is_temporal(kind) or pa.types.is_floating(kind) or any(map(_doubtful, inner))
+
+
+def _holds_moments(table: Any, field: Any) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
+        return False
+    return bool(pc.any(pc.match_substring_regex(table.data.column(field.name), AS_A_MOMENT)).as_py())  # pyright: ignore

@@ -1,0 +1,51 @@
+"""Which held-out rows of one run another was trained on: generated tasks divide their rows by the run's seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import (
+    Config,
+    GridConfig,
+    LadderConfig,
+    LettersConfig,
+    RelayConfig,
+    SortingConfig,
+    TaskConfig,
+)
+from ippo_cli.tasks.task import SOURCES
+from ippo_cli.types import Example
+
+# Tasks that promise that no held-out row is trained on, and draw both from the same few. Worlds count seeds, of which
+# runs of different seeds share none; signals are the same ones in training; of files it is told beforehand.
+DIVIDED = (SortingConfig, LettersConfig, GridConfig, RelayConfig, LadderConfig)
+
+
+def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Path, Config]) -> list[int]:
+    """The places of held-out rows that none of these runs was trained on: by folder, what each was trained with.
+
+    Raises `PreflightError` where there is none.
+    """
+    places = list(range(len(held_out)))
+    if not isinstance(task, DIVIDED):
+        return places
+    for folder, trained in runs.items():
+        if trained.task.kind is not task.kind:
+            continue
+        rows = set(_named(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
+        names = list(_named(held_out))
+        places = [place for place in places if names[place] not in rows]
+        if not places:
+            raise PreflightError(
+                f"run={folder}: the runs were trained on every held-out row of the first one (task.kind="
+                f"{task.kind.value} divides its rows by seed, here seed={trained.seed}); compare runs of one seed, or "
+                "of a task with far more rows than runs are trained on"
+            )
+    return places
+
+
+def _named(rows: Iterable[Example]) -> Iterable[str]:
+    return (json.dumps(row, sort_keys=True, default=str) for row in rows)
