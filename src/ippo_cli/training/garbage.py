@@ -14,6 +14,7 @@ def collect_seldom() -> None:
 
 
 def collect_as_usual() -> None:
-    """From here on, and never again among what is there now: every engine that ends collects garbage."""
-    gc.freeze()
+    """From here on, and never again among what was imported: every engine that ends collects garbage."""
+    if not gc.get_freeze_count():  # in a second run of one process the first one's models would be kept as well
+        gc.freeze()
     gc.set_threshold(*_USUAL)
