@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from rich.console import Console as RichConsole
 import ippo_cli
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import text_width
-from ippo_cli.training.console import Console
+from ippo_cli.training.console import Console, in_lines
 from ippo_cli.training.console_numbers import COLUMNS, sparkline
 from ippo_cli.training.metrics import METRICS
 from ippo_cli.training.sample_table import visible
@@ -225,7 +226,7 @@ def test_what_is_no_terminal_gets_plain_lines_whatever_is_said_about_colours(
 def test_characters_that_the_output_has_no_code_for_are_spelled_out() -> None:
     code = """
 from ippo_cli.config.schema import Console as Style
-from ippo_cli.training.console import Console
+from ippo_cli.training.console import Console, in_lines
 said = {"prompt": "naïve 中文", "response": "🙂", "score": 0.5}
 Console(Style.plain, ["low"]).samples([{"mode": "train", "index": 0, "agents": {"low": said}}])
 """
@@ -331,3 +332,10 @@ def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
     many = {f"sampled/part_with_a_long_name_{number}": 0.5 for number in range(9)}
     Console(Style.plain, ["low"]).evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
     assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"
+
+
+def test_turns_that_nobody_took_are_left_out_of_a_line() -> None:
+    metrics = {"sampled/score": math.nan, "sampled/low/score/turn/1": 0.5, "sampled/low/score/turn/2": math.nan}
+    lines = in_lines(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
+    assert lines["sampled/low/score/turn"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
+    assert list(map(math.isnan, lines["sampled/score"])) == [True]

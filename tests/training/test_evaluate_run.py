@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.teams import holders
 from ippo_cli.training.compare import compare
 from ippo_cli.training.evaluate_run import (
-    _in_lines,
     evaluate_model,
     evaluate_run,
     file_name,
@@ -147,10 +145,3 @@ def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
         file.write(b"x")
     with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
         find_weights(copy, "initial", {"low": "low"})
-
-
-def test_turns_that_nobody_took_are_left_out_of_a_line() -> None:
-    metrics = {"sampled/score": math.nan, "sampled/low/score/turn/1": 0.5, "sampled/low/score/turn/2": math.nan}
-    lines = _in_lines(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
-    assert lines["sampled/low/score/turn"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
-    assert list(map(math.isnan, lines["sampled/score"])) == [True]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ippo_cli.cli.arguments import with_one_search_path
+from ippo_cli.config.earlier import completed
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.load import completed, compose_node, leaves, resolve, typed, written
+from ippo_cli.config.load import compose_node, leaves, resolve, typed, written
 from ippo_cli.config.schema import SamplingConfig
 from ippo_cli.config.secrets import kept
 from ippo_cli.engine.launchers import job_id, ranks_from

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -167,44 +167,6 @@ def typed(plain: dict[str, Any]) -> schema.Config:
         groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.SpeakerConfig, agent, where)), **own)
     run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
-
-
-def completed(plain: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier version wrote down: keys that it did not know have their values of `today`.
-
-    `today` is what the same overrides give now, so that these are the defaults of keys that came later.
-    """
-    whole = copy.deepcopy(plain)
-    if not isinstance(whole.get("task"), dict):
-        return whole
-    for group in (*KINDS, *PLAIN):
-        value = whole.setdefault(group, copy.deepcopy(today[group]))
-        _complete_group(group, value, today[group])
-    for name, agent in whole["task"].get("agents", {}).items():
-        now = today["task"]["agents"].get(name, {})
-        _complete(schema.SpeakerConfig, agent, now)
-        for group in PER_AGENT:
-            value = agent.setdefault(group, copy.deepcopy(now.get(group, {})))
-            _complete_group(group, value, now.get(group, {}), KEYS_PER_AGENT.get(group))
-    for name, part in (whole["reward"].get("parts") or {}).items():
-        _complete_group("reward", part, (today["reward"].get("parts") or {}).get(name, {}))
-    _complete(schema.RunConfig, whole, today)
-    return whole
-
-
-def _complete_group(group: str, value: Any, now: dict[str, Any], cls: type[Any] | None = None) -> None:
-    if isinstance(value, dict):
-        cls = cls or PLAIN.get(group) or KINDS[group].get(str(value.get("kind")))
-        if cls is not None:
-            _complete(cls, value, now)
-
-
-def _complete(cls: type[Any], value: dict[str, Any], now: dict[str, Any]) -> None:
-    for leaf, part in get_type_hints(cls).items():
-        if leaf not in value and leaf in now:
-            value[leaf] = copy.deepcopy(now[leaf])
-        elif is_dataclass(part) and isinstance(value.get(leaf), dict) and isinstance(now.get(leaf), dict):
-            _complete(part, value[leaf], now[leaf])  # type: ignore[arg-type]
 
 
 def typed_sweep(node: DictConfig) -> schema.SweepConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from collections import deque
@@ -181,3 +182,15 @@ class Console:
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks.clear()
+
+
+def in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
+    """Metrics by name, those of an agent's turns in one line, from the first turn to the last that there was."""
+    lines: dict[str, list[float]] = {}
+    for key, value in metrics.items():
+        name, _, turn = key.rpartition("/turn/")
+        lines.setdefault(f"{name}/turn" if name else turn, []).append(value)
+    for line in lines.values():
+        while len(line) > 1 and math.isnan(line[-1]):
+            line.pop()
+    return lines

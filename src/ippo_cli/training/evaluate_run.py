@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from ippo_cli.tasks.task import (
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
-from ippo_cli.training.console import Console
+from ippo_cli.training.console import Console, in_lines
 from ippo_cli.training.estimates import intervals, length_summary
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
@@ -269,7 +268,7 @@ def _evaluate(
                 f"{f', {failed} episodes without a reward' if failed else ''}"
                 f"{f', {exam.too_long} rows left out as too long' if exam.too_long else ''})"
             )
-            for key, values in _in_lines(result.metrics).items():
+            for key, values in in_lines(result.metrics).items():
                 interval = f"   [{certain[key]['low']:.4f}, {certain[key]['high']:.4f}]" if key in certain else ""
                 console.say(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}{interval}")
             console.say(f"written to {target} and {samples_file(target).name}")
@@ -292,18 +291,6 @@ def samples_file(target: Path) -> Path:
 def write_samples(file: Path, samples: Sequence[Mapping[str, Any]]) -> None:
     """One line for each episode."""
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in samples))
-
-
-def _in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
-    """Metrics by name, those of an agent's turns in one line, from the first turn to the last that there was."""
-    lines: dict[str, list[float]] = {}
-    for key, value in metrics.items():
-        name, _, turn = key.rpartition("/turn/")
-        lines.setdefault(f"{name}/turn" if name else turn, []).append(value)
-    for line in lines.values():
-        while len(line) > 1 and math.isnan(line[-1]):
-            line.pop()
-    return lines
 
 
 def _write(target: Path, record: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:

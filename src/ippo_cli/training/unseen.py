@@ -32,11 +32,11 @@ def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Pat
     places = list(range(len(held_out)))
     if not isinstance(task, DIVIDED):
         return places
+    names = list(_named(held_out)) if runs else []
     for folder, trained in runs.items():
         if trained.task.kind is not task.kind:
             continue
         rows = set(_named(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
-        names = list(_named(held_out))
         places = [place for place in places if names[place] not in rows]
         if not places:
             raise PreflightError(
