@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from survival import (
 )
 
 from ippo_cli.config.faults import POINTS
-from ippo_cli.training.folder import all_checkpoints
+from ippo_cli.training.folder import all_checkpoints, read_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
@@ -55,7 +55,7 @@ SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
 OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
-SOAK_PROBE = ("num_iterations=6", "evaluation.every=0", "checkpoint.every=0")
+SOAK = ("num_iterations=1000000", "evaluation.every=0", "checkpoint.every=0")
 KILLS_OF_A_RUN = 8
 PLACES = {"targets": 2, "generate": 100}
 """Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
@@ -297,34 +297,29 @@ def resume(root: Path, expected: list[object], faults: list[str], *overrides: st
 
 
 def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
-    """One run of so many minutes, killed every so many seconds and started again, saved by time alone.
-
-    What it is compared with is asked to leave where a piece of the campaign ends before it, and goes on in the next.
-    """
-    _, short = book.whole(*SOAK_PROBE, "num_iterations=1", name="short")
-    _, longer = book.whole(*SOAK_PROBE, "num_iterations=41", name="probe")
-    iterations = book.remembered("iterations", lambda: max(2, int(minutes * 60 / max((longer - short) / 40, 0.01))))
-    keys = (*SOAK_PROBE, f"num_iterations={iterations}", f"checkpoint.every_seconds={every_s / 12:g}")
+    """One run of so many minutes, saved by time alone; then the same again, killed every so many seconds and started
+    anew. Both are asked to leave where a piece of the campaign ends before them, and go on in the next."""
+    keys = (*SOAK, f"checkpoint.every_seconds={every_s / 12:g}")
     root, place = book.folder / "whole", book.folder / "killed"
     for folder in (root, place):
         folder.mkdir(exist_ok=True)
-    while not list(runs(root)) and not book.over():
-        began = time.monotonic()
-        job = start_job(root, *keys)
-        job.join(max(1.0, book.deadline - began))
-        if job.exitcode is None:
-            os.kill(job.pid, signal.SIGTERM)
-        if (code := ended(job)) not in (0, 75):
-            raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
-        book.note(f"whole-{time.time()}", {"whole_seconds": time.monotonic() - began, "whole_stops": int(code == 75)})
-    for whole in runs(root):
-        expected = fingerprint(whole)
-        while not total(book, "runs") and not book.over():
-            began, tally = time.monotonic(), Tally()
-            chance = random.Random(f"{seed}/{len(book.cases)}")
-            killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
-            found = of_kills(tally, most_lost=None)
-            book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
+    while (left := 60 * minutes - total(book, "whole_seconds")) > 0 and not book.over():
+        _undisturbed(book, root, *keys, limit_s=max(1.0, min(left, book.deadline - time.monotonic())))
+    if left > 0:
+        return f"{total(book, 'whole_seconds') / 60:.1f} of {minutes:g} minutes undisturbed so far"
+    # How far it comes in this time nobody knows beforehand: that is where both of them stop.
+    iterations = book.remembered("iterations", lambda: len(rows(next(_unfinished(root)))))
+    keys = (*keys, f"stop_after={iterations}")
+    if not list(runs(root)):
+        _undisturbed(book, root, *keys, limit_s=600.0)
+    [whole] = runs(root)
+    expected = fingerprint(whole)
+    while not total(book, "runs") and not book.over():
+        began, tally = time.monotonic(), Tally()
+        chance = random.Random(f"{seed}/{len(book.cases)}")
+        killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
+        found = of_kills(tally, most_lost=None)
+        book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
     asked = f" (asked to leave {stops} times)" if (stops := total(book, "whole_stops")) else ""
     so_far = "" if total(book, "runs") else " so far"
     return (
@@ -332,6 +327,23 @@ def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
         f"{every_s:g} s for {total(book, 'killed_seconds') / 60:.1f} minutes{so_far} and saved every "
         f"{every_s / 12:g} s: {total(book, 'kills')} kills, {said_of_kills(book)}"
     )
+
+
+def _undisturbed(book: Book, root: Path, *keys: str, limit_s: float) -> None:
+    """The soak's run, as far as it comes in this time."""
+    began = time.monotonic()
+    job = start_job(root, *keys)
+    job.join(limit_s)
+    if job.exitcode is None:
+        os.kill(job.pid, signal.SIGTERM)
+    if (code := ended(job)) not in (0, 75):
+        raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
+    book.note(f"whole-{time.time()}", {"whole_seconds": time.monotonic() - began, "whole_stops": int(code == 75)})
+
+
+def _unfinished(root: Path) -> Iterator[Path]:
+    """Folders of the runs below a job's root that were asked to leave."""
+    return (path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "preempted")
 
 
 def total(book: Book, number: str) -> Any:
