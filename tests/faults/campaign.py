@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import platform
 import random
 import signal
 import sys
@@ -186,7 +185,12 @@ def hangs(book: Book) -> str:
 def families(book: Book) -> str:
     """A run of every kind that is asked to leave in its second iteration: while it writes, and before an update."""
 
-    def both(name: str, point: str, place: Path) -> Found:
+    def here(name: str, point: str, place: Path) -> Found:
+        keys = (*SHORT, *KINDS[name])
+        expected, _ = compared(book, *keys, name=f"undisturbed-{name}")
+        return resume(place, expected, [f"{point}:sigterm:{PLACES[point]}"], *keys, must_leave=True)
+
+    def in_ranks(name: str, point: str, place: Path) -> Found:
         keys = (*SHORT, *KINDS[name])
         expected, _ = book.whole(*keys, name=f"whole-{name}")
         faults = [f"{point}:sigterm:{PLACES[point]}"]
@@ -199,7 +203,8 @@ def families(book: Book) -> str:
 
     wanted = [(name, point) for name in KINDS for point in PLACES]
     for name, point in wanted:
-        book.do(f"{name}_{point}", partial(both, name, point))
+        several = "launch.processes=2" in KINDS[name]  # one rank needs no process of its own, and a third of the time
+        book.do(f"{name}_{point}", partial(in_ranks if several else here, name, point))
     done = [name for name in KINDS if all(f"{name}_{point}" in book.cases for point in PLACES)]
     return f"{total(book, 'stops')} of {len(wanted)} stops ({', '.join(done)}): every run byte-equal"
 
@@ -274,21 +279,23 @@ def signals(book: Book) -> str:
     )
 
 
-def compared(book: Book, *overrides: str) -> tuple[list[object], dict[str, int]]:
+def compared(book: Book, *overrides: str, name: str = "undisturbed") -> tuple[list[object], dict[str, int]]:
     """What runs of this process are compared with, and how often they come by each point."""
 
     def make() -> object:
-        place = book.folder / "undisturbed"
+        place = book.folder / name
         place.mkdir(exist_ok=True)
         return undisturbed(place, *SHORT, *overrides)
 
-    expected, passes = book.remembered("undisturbed", make)
+    expected, passes = book.remembered(name, make)
     return expected, passes
 
 
-def resume(root: Path, expected: list[object], faults: list[str], *overrides: str) -> Found:
+def resume(root: Path, expected: list[object], faults: list[str], *overrides: str, must_leave: bool = False) -> Found:
     """One run with these faults, and to its end without. Raises `Failed` where it differs."""
     folder, state = stopped(root, *SHORT, *overrides, faults=faults)
+    if must_leave and state != "preempted":
+        raise Failed(f"{faults} ended as {state}: {folder}")
     if state == "preempted":
         folder, state = stopped(root, *SHORT, *overrides, faults=[NEVER], folder=folder)
     if state != "done" or list(fingerprint(folder)) != expected:
@@ -404,23 +411,27 @@ def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: f
         broken = [f"{case}: {found['broken']}" for case, found in book.cases.items() if "broken" in found]
         failed = failed or bool(broken)
         minutes = (total(book, "seconds") + total(book, "whole_seconds") + total(book, "killed_seconds")) / 60
-        lines.append(f"| {name} | {'**broken**: ' + '; '.join(broken) if broken else said} | {minutes:.1f} |")
+        came = f"**broken**: {'; '.join(broken)}" if broken else said
+        lines.append(f"| {name} | {came} | {minutes:.1f} | {found_where(book)} |")
         print(lines[-1], flush=True)
         write_report(lines)
     return int(failed)
 
 
-def write_report(lines: Sequence[str]) -> None:
+def found_where(book: Book) -> str:
+    """On which machine, with which versions, the cases of a part were done."""
+    return "; ".join(dict.fromkeys(found["where"] for found in book.cases.values() if "where" in found))
+
+
+def write_report(lines: Sequence[str], page: Path = PAGE) -> None:
     """Put what came of these parts into the page; of parts that were not run now, what was known stays."""
-    text = PAGE.read_text()
+    text = page.read_text()
     before, rest = text.split(MARKERS[0])
     old, after = rest.split(MARKERS[1])
     known = [line for line in old.splitlines() if line.startswith("| ") and not line.startswith("| part")]
     rows = {line.split(" | ")[0]: line for line in [*known, *lines]}
-    head = ["| part | what came of it | minutes |", "|---|---|---|"]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    where = f"On {platform.machine()} with {os.cpu_count()} cores, {versions}:"
-    PAGE.write_text(before + "\n".join([MARKERS[0], where, "", *head, *rows.values(), MARKERS[1]]) + after)
+    head = ["| part | what came of it | minutes | on |", "|---|---|---|---|"]
+    page.write_text(before + "\n".join([MARKERS[0], *head, *rows.values(), MARKERS[1]]) + after)
 
 
 if __name__ == "__main__":
