@@ -2,8 +2,8 @@
 `docs/reliability.md`, between the markers there.
 
 Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `stops` (stop and resume at every step),
-`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute). With `--folder`
-a campaign goes on where it ended, and `--minutes` ends this piece of it.
+`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute), `zero` (every
+stage and offload against stage 0). With `--folder` a campaign goes on where it ended, and `--minutes` ends this piece.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
-import torch
 from book import Book, Failed, Found, runs
-from small import rows
+from small import final_weights, rows
 from survival import (
     NEVER,
     ONE_AGENT,
@@ -49,7 +48,7 @@ from ippo_cli.training.folder import all_checkpoints, read_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
-PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops")
+PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops", "zero")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
@@ -59,6 +58,14 @@ KILLS_OF_A_RUN = 8
 PLACES = {"targets": 2, "generate": 100}
 """Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
 ADAPTERS = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
+ENGINES: dict[str, tuple[str, ...]] = {
+    **{str(stage): (f"deepspeed=zero{stage}",) for stage in range(4)},
+    **{
+        f"{stage} with optimizer offload": (f"deepspeed=zero{stage}", "deepspeed.offload_optimizer=true")
+        for stage in (1, 2, 3)
+    },
+    "3 with all offload": ("deepspeed=zero3", "deepspeed.offload_optimizer=true", "deepspeed.offload_params=true"),
+}
 FAMILIES = (
     *("ippo", "ppo", "actor_critic", "comlrl_ippo", "comlrl_iac", "pf_ppo", "mappo", "happo"),
     *("grpo", "dr_grpo", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
@@ -234,6 +241,46 @@ def reshard(book: Book) -> str:
     )
 
 
+def zero(book: Book) -> str:
+    """Runs of five iterations with two steps each, at every ZeRO stage, with what may be offloaded, on one rank and on
+    two; held against the run at stage 0 on one rank."""
+    keys = (*SHORT, "num_iterations=5", "algorithm=ppo", "algorithm.mini_batch_size=8")
+
+    def run(name: str, ranks: int, place: Path) -> Path:
+        of_engine = (*ENGINES[name], f"launch.processes={ranks}")
+        if ranks == 1:
+            folder, state = stopped(place, *keys, *of_engine, faults=[])
+            if state != "done":
+                raise Failed(f"{name} on one rank ended as {state}")
+            return folder
+        if (code := ended(start_job(place, *keys, *of_engine))) != 0:
+            raise Failed(f"{name} on {ranks} ranks ended with {code}: {(place / 'errors').read_text()[-300:]}")
+        [folder] = runs(place)
+        return folder
+
+    def agrees(name: str, ranks: int, place: Path) -> Found:
+        folder, weights = run(name, ranks, place), final_weights(whole)
+        apart = max(float((value - weights[key]).abs().max()) for key, value in final_weights(folder).items())
+        found = {"runs": 1, "metrics": greatest_difference(rows(folder), rows(whole)), "weights": apart}
+        if found["metrics"] > 1e-3 or apart > 1e-4:
+            raise Failed(f"{name} on {ranks} ranks: {found}")
+        return found
+
+    place = book.folder / "stage0"
+    place.mkdir(exist_ok=True)
+    whole = Path(book.remembered("stage0", lambda: str(run("0", 1, place))))
+    wanted = [(name, ranks) for name in ENGINES for ranks in (1, 2) if (name, ranks) != ("0", 1)]
+    for name, ranks in wanted:
+        book.do(f"{name}_on_{ranks}", partial(agrees, name, ranks))
+    metrics, weights = (
+        max((found.get(what, 0.0) for found in book.cases.values()), default=0.0) for what in ("metrics", "weights")
+    )
+    return (
+        f"{total(book, 'runs')} of {len(wanted)} runs of five iterations (stages {', '.join(ENGINES)}; one rank and "
+        f"two): metrics within {metrics:.1e} and weights within {weights:.1e} of stage 0 on one rank, in fp32"
+    )
+
+
 def greatest_difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> float:
     """Between two runs' numbers, as a part of their size. Raises `Failed` where other things were logged."""
     if [sorted(row) for row in found] != [sorted(row) for row in expected]:
@@ -382,6 +429,7 @@ def main() -> int:
         "hangs": hangs,
         "families": families,
         "reshard": reshard,
+        "zero": zero,
         "signals": signals,
         "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
         "stops, two agents": lambda book: stops(book, asked.stride),
