@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,10 @@ from small import SMALL, composed
 
 from ippo_cli.cli.sweep_folder import Row, create, new_attempt, rows_of
 from ippo_cli.cli.sweep_job import Sweep, run_row, take_up
+from ippo_cli.cli.sweep_kinds import fit_into
 from ippo_cli.config.errors import ResumeError
+from ippo_cli.config.load import typed
+from ippo_cli.config.schema import GridSweepConfig, SweepKind
 
 SCONTROL = '#!/bin/sh\n[ ! -e refuses ] || exit 1\necho "$@" >> queued\n'
 
@@ -95,6 +99,19 @@ def test_a_job_that_slurm_still_runs_is_not_started_again(job: Path, state: str,
     row = Row(1, ["seed=1"], "1", "running", slurm="7")
     with pytest.raises(ResumeError, match="is trained by SLURM's job 7; ") if refused else nullcontext():
         take_up(job / "sweep", row)
+
+
+@pytest.mark.parametrize(("at_once", "share"), [(4, 2), (2, 4), (1, None)])
+def test_a_job_that_begins_when_a_sweep_goes_on_gets_the_share_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, share: int | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    row = Row(1, ["seed=1", "launch.threads=3"], "1", threads=3)
+    begun = take_up(tmp_path, row)
+    plain = copy.deepcopy(composed(("seed=1",)))
+    fit_into(GridSweepConfig(kind=SweepKind.grid, at_once=at_once), row, plain, typed(plain), begun=begun)
+    assert (row.threads, plain["launch"]["threads"]) == (share, share)
+    assert row.overrides == ["seed=1", *([f"launch.threads={share}"] if share else [])]
 
 
 def test_a_job_keeps_its_share_of_the_cores_once_it_has_begun(tmp_path: Path) -> None:
