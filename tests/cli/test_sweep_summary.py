@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,78 @@ def test_a_job_whose_process_is_gone_is_missing(tmp_path: Path) -> None:
     assert [job.state for job in summarized(tmp_path).jobs] == ["running", "missing"]
 
 
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep whose only job SLURM runs as number 77, on a machine without SLURM."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin-without-slurm")
+    row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="77", since=at("10:00:00"))
+    create(tmp_path, [], [row, Row(2, ["a=2"], "2", "done")])
+    return tmp_path
+
+
+def at(clock: str) -> float:
+    return datetime.fromisoformat(f"2030-01-01T{clock}").timestamp()
+
+
+def written(folder: Path, *lines: str) -> None:
+    output = folder / ".submitit" / "76_0"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "76_0_0_log.err").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        (
+            "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 DUE TO NODE FAILURE, SEE ... ***",
+            "missing",
+        ),
+        ("slurmstepd-n1: error: *** STEP 77.0 ON n1 CANCELLED AT 2030-01-01T10:00:00 ***", "missing"),
+        ("slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T09:59:00 DUE TO PREEMPTION ***", "running"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***", "running"),
+    ],
+    ids=["node failure", "in the second in which it began", "before it was started again", "another job"],
+)
+def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
+    submitted: Path, line: str, state: str
+) -> None:
+    written(submitted, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
+    summary = summarized(submitted)
+    assert [job.state for job in summary.jobs] == [state, "done"]
+    go_on = f"go on with what is missing: ippo-train -m resume={submitted}"
+    assert (sweep_report.table(summary).splitlines()[-1] == go_on) == (state == "missing")
+
+
+def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> None:
+    for until, state in ((time.time() - 60, "running"), (time.time() - 3600, "missing")):
+        row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="77", since=1.0, until=until)
+        create(submitted, [], [row])
+        assert [job.state for job in summarized(submitted).jobs] == [state]
+
+
+@pytest.mark.parametrize(
+    ("squeue", "state"),
+    [
+        ("echo 77 RUNNING", "running"),
+        ("echo 77 PENDING", "waiting"),  # put back into the queue, as of a node that failed
+        ("exit 0", "missing"),
+        ("exit 1", "running"),  # nobody answers: that it is gone is not known
+    ],
+)
+def test_a_job_of_slurm_is_what_its_queue_says(submitted: Path, squeue: str, state: str) -> None:
+    (submitted / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=77,77 ] || exit 2\n{squeue}\n')
+    (submitted / "squeue").chmod(0o755)
+    assert [job.state for job in summarized(submitted).jobs] == [state, "done"]
+
+
+def test_a_sweep_that_waits_for_a_job_which_slurm_lost_is_to_be_ended_first(submitted: Path) -> None:
+    written(submitted, "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***")
+    with lock(submitted):
+        said = sweep_report.table(summarized(submitted)).splitlines()
+    assert said[-2] == "job 1 is gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on"
+    assert said[-1] == f"go on with what is missing: ippo-train -m resume={submitted}"
+
+
 def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) -> None:
     for seed, scores in ((1, [0.0, 0.2]), (2, [0.0, 0.4])):
         job(tmp_path / f"2026-{seed}", scores)
@@ -122,12 +196,14 @@ def test_a_seed_that_was_trained_with_again_is_no_other_sample(tmp_path: Path) -
 
 
 def test_jobs_that_were_given_other_shares_of_the_cores_are_one_configuration(tmp_path: Path) -> None:
-    rows = [Row(seed, ["lr=1", f"seed={seed}", f"launch.threads={seed}"], str(seed), "done") for seed in (1, 2)]
+    texts = [["lr=1", f"seed={seed}", f"launch.threads={seed}"] for seed in (1, 2)]
+    rows = [Row(seed, texts[seed - 1], str(seed), "done", threads=seed) for seed in (1, 2)]
     create(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # it went on with another sweep.at_once
     job(tmp_path / "1", [0.0, 0.2])
     job(tmp_path / "2", [0.0, 0.4])
     [group] = summarized(tmp_path).configurations
     assert (group.overrides, group.mean("last")) == ((), mean_of([0.2, 0.4]))
+    rows = [Row(seed, texts[seed - 1], str(seed), "done") for seed in (1, 2)]
     create(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: what is compared
     assert len(summarized(tmp_path).configurations) == 2
 

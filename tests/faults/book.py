@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from survival import ended, fingerprint, start_job, timed
 
 from ippo_cli.training.folder import read_state
 
+WHERE = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 Found = dict[str, Any]
 """What came of a case: `broken` where a promise did not hold, and numbers by their names."""
 
@@ -58,7 +62,7 @@ class Book:
 
     def note(self, case: str, found: Found) -> None:
         with self._file.open("a") as file:
-            file.write(json.dumps({"case": case} | found) + "\n")
+            file.write(json.dumps({"case": case, "where": WHERE} | found) + "\n")
 
     def whole(self, *overrides: str, name: str = "whole") -> tuple[Any, float]:
         """The fingerprint of a job that nothing happens to, and its seconds; made once."""

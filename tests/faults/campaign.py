@@ -2,8 +2,8 @@
 `docs/reliability.md`, between the markers there.
 
 Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `stops` (stop and resume at every step),
-`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute). With `--folder`
-a campaign goes on where it ended, and `--minutes` ends this piece of it.
+`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute), `zero` (every
+stage and offload against stage 0). With `--folder` a campaign goes on where it ended, and `--minutes` ends this piece.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import platform
 import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
-import torch
 from book import Book, Failed, Found, runs
-from small import rows
+from small import final_weights, rows
 from survival import (
     NEVER,
     ONE_AGENT,
@@ -46,20 +44,28 @@ from survival import (
 )
 
 from ippo_cli.config.faults import POINTS
-from ippo_cli.training.folder import all_checkpoints
+from ippo_cli.training.folder import all_checkpoints, read_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
-PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops")
+PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops", "zero")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")
 KILLED = ("num_iterations=12", "checkpoint.every=2", "evaluation.every=6", "evaluation.greedy=false")
 TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
 OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
-SOAK_PROBE = ("num_iterations=6", "evaluation.every=0", "checkpoint.every=0")
+SOAK = ("num_iterations=1000000", "evaluation.every=0", "checkpoint.every=0")
 KILLS_OF_A_RUN = 8
 PLACES = {"targets": 2, "generate": 100}
 """Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
 ADAPTERS = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
+ENGINES: dict[str, tuple[str, ...]] = {
+    **{str(stage): (f"deepspeed=zero{stage}",) for stage in range(4)},
+    **{
+        f"{stage} with optimizer offload": (f"deepspeed=zero{stage}", "deepspeed.offload_optimizer=true")
+        for stage in (1, 2, 3)
+    },
+    "3 with all offload": ("deepspeed=zero3", "deepspeed.offload_optimizer=true", "deepspeed.offload_params=true"),
+}
 FAMILIES = (
     *("ippo", "ppo", "actor_critic", "comlrl_ippo", "comlrl_iac", "pf_ppo", "mappo", "happo"),
     *("grpo", "dr_grpo", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
@@ -186,7 +192,12 @@ def hangs(book: Book) -> str:
 def families(book: Book) -> str:
     """A run of every kind that is asked to leave in its second iteration: while it writes, and before an update."""
 
-    def both(name: str, point: str, place: Path) -> Found:
+    def here(name: str, point: str, place: Path) -> Found:
+        keys = (*SHORT, *KINDS[name])
+        expected, _ = compared(book, *keys, name=f"undisturbed-{name}")
+        return resume(place, expected, [f"{point}:sigterm:{PLACES[point]}"], *keys, must_leave=True)
+
+    def in_ranks(name: str, point: str, place: Path) -> Found:
         keys = (*SHORT, *KINDS[name])
         expected, _ = book.whole(*keys, name=f"whole-{name}")
         faults = [f"{point}:sigterm:{PLACES[point]}"]
@@ -199,7 +210,8 @@ def families(book: Book) -> str:
 
     wanted = [(name, point) for name in KINDS for point in PLACES]
     for name, point in wanted:
-        book.do(f"{name}_{point}", partial(both, name, point))
+        several = "launch.processes=2" in KINDS[name]  # one rank needs no process of its own, and a third of the time
+        book.do(f"{name}_{point}", partial(in_ranks if several else here, name, point))
     done = [name for name in KINDS if all(f"{name}_{point}" in book.cases for point in PLACES)]
     return f"{total(book, 'stops')} of {len(wanted)} stops ({', '.join(done)}): every run byte-equal"
 
@@ -226,6 +238,46 @@ def reshard(book: Book) -> str:
     return (
         f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one at "
         f"stages 0 to 3: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
+    )
+
+
+def zero(book: Book) -> str:
+    """Runs of five iterations with two steps each, at every ZeRO stage, with what may be offloaded, on one rank and on
+    two; held against the run at stage 0 on one rank."""
+    keys = (*SHORT, "num_iterations=5", "algorithm=ppo", "algorithm.mini_batch_size=8")
+
+    def run(name: str, ranks: int, place: Path) -> Path:
+        of_engine = (*ENGINES[name], f"launch.processes={ranks}")
+        if ranks == 1:
+            folder, state = stopped(place, *keys, *of_engine, faults=[])
+            if state != "done":
+                raise Failed(f"{name} on one rank ended as {state}")
+            return folder
+        if (code := ended(start_job(place, *keys, *of_engine))) != 0:
+            raise Failed(f"{name} on {ranks} ranks ended with {code}: {(place / 'errors').read_text()[-300:]}")
+        [folder] = runs(place)
+        return folder
+
+    def agrees(name: str, ranks: int, place: Path) -> Found:
+        folder, weights = run(name, ranks, place), final_weights(whole)
+        apart = max(float((value - weights[key]).abs().max()) for key, value in final_weights(folder).items())
+        found = {"runs": 1, "metrics": greatest_difference(rows(folder), rows(whole)), "weights": apart}
+        if found["metrics"] > 1e-3 or apart > 1e-4:
+            raise Failed(f"{name} on {ranks} ranks: {found}")
+        return found
+
+    place = book.folder / "stage0"
+    place.mkdir(exist_ok=True)
+    whole = Path(book.remembered("stage0", lambda: str(run("0", 1, place))))
+    wanted = [(name, ranks) for name in ENGINES for ranks in (1, 2) if (name, ranks) != ("0", 1)]
+    for name, ranks in wanted:
+        book.do(f"{name}_on_{ranks}", partial(agrees, name, ranks))
+    metrics, weights = (
+        max((found.get(what, 0.0) for found in book.cases.values()), default=0.0) for what in ("metrics", "weights")
+    )
+    return (
+        f"{total(book, 'runs')} of {len(wanted)} runs of five iterations (stages {', '.join(ENGINES)}; one rank and "
+        f"two): metrics within {metrics:.1e} and weights within {weights:.1e} of stage 0 on one rank, in fp32"
     )
 
 
@@ -274,21 +326,23 @@ def signals(book: Book) -> str:
     )
 
 
-def compared(book: Book, *overrides: str) -> tuple[list[object], dict[str, int]]:
+def compared(book: Book, *overrides: str, name: str = "undisturbed") -> tuple[list[object], dict[str, int]]:
     """What runs of this process are compared with, and how often they come by each point."""
 
     def make() -> object:
-        place = book.folder / "undisturbed"
+        place = book.folder / name
         place.mkdir(exist_ok=True)
         return undisturbed(place, *SHORT, *overrides)
 
-    expected, passes = book.remembered("undisturbed", make)
+    expected, passes = book.remembered(name, make)
     return expected, passes
 
 
-def resume(root: Path, expected: list[object], faults: list[str], *overrides: str) -> Found:
+def resume(root: Path, expected: list[object], faults: list[str], *overrides: str, must_leave: bool = False) -> Found:
     """One run with these faults, and to its end without. Raises `Failed` where it differs."""
     folder, state = stopped(root, *SHORT, *overrides, faults=faults)
+    if must_leave and state != "preempted":
+        raise Failed(f"{faults} ended as {state}: {folder}")
     if state == "preempted":
         folder, state = stopped(root, *SHORT, *overrides, faults=[NEVER], folder=folder)
     if state != "done" or list(fingerprint(folder)) != expected:
@@ -297,34 +351,29 @@ def resume(root: Path, expected: list[object], faults: list[str], *overrides: st
 
 
 def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
-    """One run of so many minutes, killed every so many seconds and started again, saved by time alone.
-
-    What it is compared with is asked to leave where a piece of the campaign ends before it, and goes on in the next.
-    """
-    _, short = book.whole(*SOAK_PROBE, "num_iterations=1", name="short")
-    _, longer = book.whole(*SOAK_PROBE, "num_iterations=41", name="probe")
-    iterations = book.remembered("iterations", lambda: max(2, int(minutes * 60 / max((longer - short) / 40, 0.01))))
-    keys = (*SOAK_PROBE, f"num_iterations={iterations}", f"checkpoint.every_seconds={every_s / 12:g}")
+    """One run of so many minutes, saved by time alone; then the same again, killed every so many seconds and started
+    anew. Both are asked to leave where a piece of the campaign ends before them, and go on in the next."""
+    keys = (*SOAK, f"checkpoint.every_seconds={every_s / 12:g}")
     root, place = book.folder / "whole", book.folder / "killed"
     for folder in (root, place):
         folder.mkdir(exist_ok=True)
-    while not list(runs(root)) and not book.over():
-        began = time.monotonic()
-        job = start_job(root, *keys)
-        job.join(max(1.0, book.deadline - began))
-        if job.exitcode is None:
-            os.kill(job.pid, signal.SIGTERM)
-        if (code := ended(job)) not in (0, 75):
-            raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
-        book.note(f"whole-{time.time()}", {"whole_seconds": time.monotonic() - began, "whole_stops": int(code == 75)})
-    for whole in runs(root):
-        expected = fingerprint(whole)
-        while not total(book, "runs") and not book.over():
-            began, tally = time.monotonic(), Tally()
-            chance = random.Random(f"{seed}/{len(book.cases)}")
-            killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
-            found = of_kills(tally, most_lost=None)
-            book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
+    while (left := 60 * minutes - total(book, "whole_seconds")) > 0 and not book.over():
+        _undisturbed(book, root, *keys, limit_s=max(1.0, min(left, book.deadline - time.monotonic())))
+    if left > 0:
+        return f"{total(book, 'whole_seconds') / 60:.1f} of {minutes:g} minutes undisturbed so far"
+    # How far it comes in this time nobody knows beforehand: that is where both of them stop.
+    iterations = book.remembered("iterations", lambda: len(rows(next(_unfinished(root)))))
+    keys = (*keys, f"stop_after={iterations}")
+    if not list(runs(root)):
+        _undisturbed(book, root, *keys, limit_s=600.0)
+    [whole] = runs(root)
+    expected = fingerprint(whole)
+    while not total(book, "runs") and not book.over():
+        began, tally = time.monotonic(), Tally()
+        chance = random.Random(f"{seed}/{len(book.cases)}")
+        killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
+        found = of_kills(tally, most_lost=None)
+        book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
     asked = f" (asked to leave {stops} times)" if (stops := total(book, "whole_stops")) else ""
     so_far = "" if total(book, "runs") else " so far"
     return (
@@ -332,6 +381,23 @@ def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
         f"{every_s:g} s for {total(book, 'killed_seconds') / 60:.1f} minutes{so_far} and saved every "
         f"{every_s / 12:g} s: {total(book, 'kills')} kills, {said_of_kills(book)}"
     )
+
+
+def _undisturbed(book: Book, root: Path, *keys: str, limit_s: float) -> None:
+    """The soak's run, as far as it comes in this time."""
+    began = time.monotonic()
+    job = start_job(root, *keys)
+    job.join(limit_s)
+    if job.exitcode is None:
+        os.kill(job.pid, signal.SIGTERM)
+    if (code := ended(job)) not in (0, 75):
+        raise Failed(f"the undisturbed run ended with {code}: {(root / 'errors').read_text()[-400:]}")
+    book.note(f"whole-{time.time()}", {"whole_seconds": time.monotonic() - began, "whole_stops": int(code == 75)})
+
+
+def _unfinished(root: Path) -> Iterator[Path]:
+    """Folders of the runs below a job's root that were asked to leave."""
+    return (path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "preempted")
 
 
 def total(book: Book, number: str) -> Any:
@@ -363,6 +429,7 @@ def main() -> int:
         "hangs": hangs,
         "families": families,
         "reshard": reshard,
+        "zero": zero,
         "signals": signals,
         "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
         "stops, two agents": lambda book: stops(book, asked.stride),
@@ -392,23 +459,27 @@ def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: f
         broken = [f"{case}: {found['broken']}" for case, found in book.cases.items() if "broken" in found]
         failed = failed or bool(broken)
         minutes = (total(book, "seconds") + total(book, "whole_seconds") + total(book, "killed_seconds")) / 60
-        lines.append(f"| {name} | {'**broken**: ' + '; '.join(broken) if broken else said} | {minutes:.1f} |")
+        came = f"**broken**: {'; '.join(broken)}" if broken else said
+        lines.append(f"| {name} | {came} | {minutes:.1f} | {found_where(book)} |")
         print(lines[-1], flush=True)
         write_report(lines)
     return int(failed)
 
 
-def write_report(lines: Sequence[str]) -> None:
+def found_where(book: Book) -> str:
+    """On which machine, with which versions, the cases of a part were done."""
+    return "; ".join(dict.fromkeys(found["where"] for found in book.cases.values() if "where" in found))
+
+
+def write_report(lines: Sequence[str], page: Path = PAGE) -> None:
     """Put what came of these parts into the page; of parts that were not run now, what was known stays."""
-    text = PAGE.read_text()
+    text = page.read_text()
     before, rest = text.split(MARKERS[0])
     old, after = rest.split(MARKERS[1])
     known = [line for line in old.splitlines() if line.startswith("| ") and not line.startswith("| part")]
     rows = {line.split(" | ")[0]: line for line in [*known, *lines]}
-    head = ["| part | what came of it | minutes |", "|---|---|---|"]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    where = f"On {platform.machine()} with {os.cpu_count()} cores, {versions}:"
-    PAGE.write_text(before + "\n".join([MARKERS[0], where, "", *head, *rows.values(), MARKERS[1]]) + after)
+    head = ["| part | what came of it | minutes | on |", "|---|---|---|---|"]
+    page.write_text(before + "\n".join([MARKERS[0], *head, *rows.values(), MARKERS[1]]) + after)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from ippo_cli.cli.arguments import SWEEP_FLAGS
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
 from ippo_cli.cli.sweep_grid import expanded
-from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job
+from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job, take_up
 from ippo_cli.cli.sweep_kinds import fit_into, search_of
 from ippo_cli.cli.sweep_outcome import SweepRefused, close, refusal
 from ippo_cli.cli.sweep_search import Listed, Search, run_search, taken_up
@@ -267,6 +267,7 @@ class _Sweeping:
         return jobs, done
 
     def _job(self, row: Row) -> Job:
+        begun = self.resumed is not None and take_up(self.resumed, row)
         try:
             node = self.loader.load_sweep_config(self.master, list(row.overrides))
             with open_dict(node):
@@ -279,9 +280,7 @@ class _Sweeping:
         config = typed(plain)
         check(config, world_size(config, None))
         check_job_of(self.sweep, config)
-        fit_into(
-            self.sweep, row, plain, config, begun=self.resumed is not None and (self.resumed / row.folder).is_dir()
-        )
+        fit_into(self.sweep, row, plain, config, begun=begun)
         if self.resumed is not None:
             refuse_resume(self.resumed / row.folder, plain, config)
             sweep_folder.end(row, "waiting", None, None)
@@ -309,20 +308,21 @@ class _Sweeping:
 
     def _run(self, folder: Path, rows: Sequence[Row], total: int | None, work: Callable[[Sweep], None]) -> None:
         """Do the work of a sweep with these rows; then show the table and say how it ended."""
-        this = Sweep(
-            folder,
-            socket.gethostname(),
-            os.getpid(),
-            tuple(sys.argv),
-            tuple(self.folders),
-            self.resumed is not None,
-            total,
-        )
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
         error: str | None = None
         with ExitStack() as held:
             held.enter_context(lock(folder))
+            this = Sweep(
+                folder,
+                socket.gethostname(),
+                os.getpid(),
+                tuple(sys.argv),
+                tuple(self.folders),
+                self.resumed is not None,
+                total,
+                sweep_folder.new_attempt(folder),
+            )
             (folder / LEAVING).unlink(missing_ok=True)
             sweep_folder.create(folder, self.typed_now, rows)
             held.enter_context(SignalForwarding(folder))

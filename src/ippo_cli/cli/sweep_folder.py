@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -20,9 +21,11 @@ from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here, write_atomically
 
 FILE = "sweep.json"
+ATTEMPT = "attempt"  # the newest one at the sweep, by a name of its own
 LEAVING = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
 ENDED = ("done", "pruned")  # states of jobs of which nothing is missing
 WIDTH = 160
+THREADS = "launch.threads"
 SHOWN_KEYS = ("iteration", "score")
 
 
@@ -40,7 +43,10 @@ class Row:
     wall_seconds: float = 0.0
     host: str | None = None  # of the process that runs the job
     pid: int | None = None
-    slurm: str | None = None  # the job that SLURM runs it as
+    slurm: str | None = None  # the job that SLURM runs it as, or has put back into its queue
+    since: float | None = None  # when that process began, in seconds since 1970
+    until: float | None = None  # when SLURM ends it at the latest
+    threads: int | None = None  # its share of the cores, where the sweep has given it one
     pruned_at: int | None = None  # iteration whose score showed that the job was hopeless: it was asked to leave
     generation: int | None = None  # of a population, from 1
     member: int | None = None  # of its generation, from 1
@@ -67,6 +73,21 @@ def reserve(folder: Path, *, chosen: bool) -> Path:
 def create(folder: Path, arguments: Sequence[str], rows: Sequence[Row]) -> None:
     """Write the first `sweep.json`: as what was typed, and all jobs that are known."""
     _write(folder, list(arguments), list(rows))
+
+
+def new_attempt(folder: Path) -> str:
+    """The name of another attempt at the sweep, which is the one that counts from now on."""
+    name = secrets.token_hex(6)
+    write_atomically(folder / ATTEMPT, name)
+    return name
+
+
+def attempt_of(folder: Path) -> str:
+    """The newest attempt at the sweep."""
+    try:
+        return (folder / ATTEMPT).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def find(beside: Path, arguments: Sequence[str]) -> Path | None:
@@ -145,12 +166,18 @@ def begin(row: Row) -> None:
     """Say that this process runs the job now."""
     row.state, row.exit_code, row.error = "running", None, None
     row.host, row.pid, row.slurm = socket.gethostname(), os.getpid(), launchers.submitted_job(os.environ)
+    row.since, row.until = time.time(), None if row.slurm is None else launchers.job_end(os.environ)
 
 
 def end(row: Row, state: str, exit_code: int | None, error: str | None) -> None:
     """Say how the job ended."""
     row.state, row.exit_code, row.error = state, exit_code, error
-    row.host = row.pid = row.slurm = None
+    row.host = row.pid = row.slurm = row.since = row.until = None
+
+
+def typed_for(row: Row) -> list[str]:
+    """A job's overrides without the share of the cores that the sweep has given it."""
+    return [text for text in row.overrides if row.threads is None or text != f"{THREADS}={row.threads}"]
 
 
 def swept(rows: Sequence[Row]) -> dict[int, str]:

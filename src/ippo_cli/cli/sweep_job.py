@@ -21,7 +21,7 @@ from ippo_cli.cli import sweep_folder
 from ippo_cli.cli.exits import block
 from ippo_cli.cli.rank import leave_with_parent
 from ippo_cli.cli.resume import changes, refuse_drift
-from ippo_cli.cli.sweep_folder import LEAVING, Row, changed, rows_of
+from ippo_cli.cli.sweep_folder import LEAVING, Row, changed, rows_of, typed_for
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.load import leaves, resolve, to_yaml, typed
@@ -45,6 +45,7 @@ class Sweep:
     folders: tuple[str, ...]  # overrides that add folders of options
     resumed: bool
     total: int | None  # None where a sweeper makes up its jobs on the way
+    attempt: str = ""  # at the sweep; jobs that an earlier one left in a queue leave it to the newest
 
 
 def run_job(this: Sweep, node: DictConfig) -> float:
@@ -62,6 +63,9 @@ def run_row(this: Sweep, row: Row, compose: Callable[[], dict[str, Any]]) -> flo
     folder = this.folder / subdir
     here = (socket.gethostname(), os.getpid()) == (this.host, this.process)
     if (this.folder / LEAVING).exists():
+        return float("nan")
+    if sweep_folder.attempt_of(this.folder) != this.attempt:
+        print(f"job {row.job} was left in a queue by a sweep that has been gone on with since: it leaves", flush=True)
         return float("nan")
     if sweep_folder.is_done(folder):  # since this job was put into a scheduler's queue
         with changed(this.folder, row.job) as kept:
@@ -91,6 +95,7 @@ def run_row(this: Sweep, row: Row, compose: Callable[[], dict[str, Any]]) -> flo
         requeues = code == Preempted.exit_code and by_scheduler and launchers.may_requeue(os.environ)
         with changed(this.folder, row.job) as kept:
             sweep_folder.end(kept, "waiting" if requeues else state, code, error)
+            kept.slurm = launchers.submitted_job(os.environ) if requeues else None
             sweep_folder.note_run(kept, folder)
         if error is not None:
             print(block(f"ippo: {name}: {own}: {error}"), file=sys.stderr, flush=True)
@@ -135,6 +140,22 @@ def _train(this: Sweep, row: Row, plain: dict[str, Any], folder: Path, asked: _A
     if asked.number() is not None:
         raise Preempted("asked to leave before it began")
     run_ranks(folder, config.launch.processes, resumed=resumed)
+
+
+def take_up(sweep: Path, row: Row) -> bool:
+    """Whether a job has something to go on from; one that begins anew gets another share of the cores, which one that
+    has begun keeps, as another number of threads rounds differently.
+
+    Raises `ResumeError` where SLURM still runs it. What it has put back into its queue leaves when it starts.
+    """
+    if row.slurm is not None and (launchers.queued([row.slurm]) or {}).get(row.slurm, "PENDING") != "PENDING":
+        raise ResumeError(
+            f"{row.folder} is trained by SLURM's job {row.slurm}; wait for its end, or end it with scancel {row.slurm}"
+        )
+    begun = bool(all_checkpoints(sweep / row.folder / "checkpoints"))
+    if not begun:
+        row.overrides, row.threads = typed_for(row), None
+    return begun
 
 
 def refuse_resume(folder: Path, plain: dict[str, Any], config: Config) -> None:

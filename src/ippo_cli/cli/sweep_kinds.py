@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ippo_cli.cli.diagnose import groups
-from ippo_cli.cli.sweep_folder import Row
+from ippo_cli.cli.sweep_folder import THREADS, Row
 from ippo_cli.cli.sweep_optuna import OptunaSearch
 from ippo_cli.cli.sweep_population import PopulationSearch, refuse_adapting
 from ippo_cli.cli.sweep_search import Listed, Search
@@ -35,13 +35,10 @@ def search_of(sweep: SweepConfig, overrides: Sequence[str], options: Callable[[s
 
 
 def fit_into(sweep: SweepConfig, row: Row, plain: dict[str, Any], config: Config, *, begun: bool) -> None:
-    """Give a job, its row and its values, what follows from the sweep: a share of the cores, a generation's end.
-
-    One that has begun keeps its threads: another number rounds differently.
-    """
+    """Give a job, its row and its values, what follows from the sweep: a share of the cores, a generation's end."""
     if sweep.at_once > 1 and not begun and config.launch.threads is None:
-        threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.at_once, 1)
-        _set(row, plain, "launch.threads", threads)
+        row.threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.at_once, 1)
+        _set(row, plain, THREADS, row.threads)
     if isinstance(sweep, PopulationSweepConfig):
         refuse_adapting(row, config)
         assert config.num_iterations is not None

@@ -10,8 +10,8 @@ from pathlib import Path
 from ippo_cli.cli import sweep_folder
 from ippo_cli.cli.exits import MAX_LINES, WIDTH
 from ippo_cli.cli.sweep_folder import ENDED, LEAVING, Row, rows_of
+from ippo_cli.cli.sweep_state import queue_of
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
-from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here
 
 
@@ -56,9 +56,10 @@ def refusal(rows: Sequence[Row], refused: Mapping[int, IppoError]) -> SweepRefus
 
 def close(folder: Path, error: str | None) -> None:
     """Show the table, and raise what the command ends with."""
+    queue = queue_of(folder, rows_of(folder))
     for row in rows_of(folder):
         # Of several jobs in a queue the launcher leaves with the first that was killed: others may be there still.
-        if row.state == "running" and not (row.slurm and launchers.is_queued(row.slurm)):
+        if row.state == "running" and (row.slurm is None or queue.state(row) == "missing"):
             with sweep_folder.changed(folder, row.job) as kept:
                 sweep_folder.end(kept, "failed", UNEXPECTED, error or "its process ended without a word")
                 sweep_folder.note_run(kept, folder / row.folder)

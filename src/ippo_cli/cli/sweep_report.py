@@ -91,7 +91,11 @@ def table(summary: Summary) -> str:
         "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"
     )
     lines = [head, "", body, "", note, *_failures(summary)]
-    if summary.command is not None and summary.left and not summary.going_on:
+    missing = [str(job.number) for job in summary.jobs if job.state == "missing"]
+    if summary.going_on and missing:
+        which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
+        lines.append(f"{which} gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on")
+    if summary.command is not None and summary.left and (missing or not summary.going_on):
         lines.append(f"go on with what is missing: ippo-train -m resume={from_here(summary.folder)}")
     return "\n".join(lines)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Any
 import yaml
 
 from ippo_cli.cli import sweep_folder
-from ippo_cli.cli.sweep_folder import Row, read_run, rows_of
-from ippo_cli.config.errors import ConfigError, IppoError
-from ippo_cli.training.folder import in_use, run_folders
+from ippo_cli.cli.sweep_folder import Row, read_run, rows_of, typed_for
+from ippo_cli.cli.sweep_state import STATES, is_locked, queue_of, state_of
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.training.folder import run_folders
 
 SEED = "seed"
-THREADS = "launch.threads="
 CONFIDENCE = 0.95
 # Quantiles of Student's distribution for that confidence, two-sided, by degrees of freedom from 1.
 T_QUANTILES = (
@@ -31,7 +29,6 @@ T_QUANTILES = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL_QUANTILE = 1.95996
-STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
 FAILED = ("failed", "refused")
 LEFT = ("preempted", "missing", *FAILED)  # what a sweep that goes on runs again
 OF_SLURM = ("hydra.", "hydra/", "resume=", "sweep=", "sweep.")
@@ -111,13 +108,15 @@ class Summary:
 def summarized(folder: Path) -> Summary:
     """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
     if (folder / sweep_folder.FILE).is_file():
-        rows, going_on = rows_of(folder), _is_locked(folder)
+        rows, going_on = rows_of(folder), is_locked(folder)
         command = f"ippo-train -m resume={folder}"
-        typed = sweep_folder.arguments_of(folder)
     else:
-        rows, going_on, command, typed = _runs(folder), False, None, [THREADS]
-    own = _own_overrides(rows, shares_cores=not any(text.startswith(THREADS) for text in typed))
-    jobs = tuple(_job(folder, row, own[row.job], going_on) for row in rows)
+        rows, going_on, command = _runs(folder), False, None
+    own, queue = _own_overrides(rows), queue_of(folder, rows)
+    jobs = tuple(
+        _job(folder, row, own[row.job], lambda run, row=row: state_of(row, run, queue, going_on=going_on))
+        for row in rows
+    )
     return Summary(folder, _metric(job.folder for job in jobs), going_on, jobs, _configurations(jobs), command)
 
 
@@ -213,7 +212,7 @@ def _runs(root: Path) -> list[Row]:
         except (OSError, ValueError, TypeError):
             texts = []
         state = str(read_run(folder).get("state", "missing"))
-        if state == "running" and not _is_locked(folder):
+        if state == "running" and not is_locked(folder):
             state = "missing"
         row = Row(number, [text for text in texts if not text.startswith(OF_SLURM)], folder.name, state)
         row.error = read_run(folder).get("error")
@@ -225,18 +224,14 @@ def _runs(root: Path) -> list[Row]:
     return rows
 
 
-def _own_overrides(rows: Sequence[Row], *, shares_cores: bool) -> dict[int, tuple[str, ...]]:
-    """Each job's overrides without those that all jobs share, and without the threads that a sweep which shares cores
-    gave it: they are others where it went on with another `sweep.at_once`."""
+def _own_overrides(rows: Sequence[Row]) -> dict[int, tuple[str, ...]]:
+    """Each job's overrides without those that all jobs share, and without the share of the cores that the sweep gave
+    it: that is another where it went on with another `sweep.at_once`."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
-    given = (THREADS,) if shares_cores else ()
-    return {
-        row.job: tuple(text for text in row.overrides if text not in shared and not text.startswith(given))
-        for row in rows
-    }
+    return {row.job: tuple(text for text in typed_for(row) if text not in shared) for row in rows}
 
 
-def _job(sweep: Path, row: Row, own: tuple[str, ...], going_on: bool) -> Job:
+def _job(sweep: Path, row: Row, own: tuple[str, ...], state: Callable[[Mapping[str, Any]], str]) -> Job:
     folder = sweep / row.folder
     run = read_run(folder) if row.folder else {}
     metric = metric_of(folder) if row.folder else None
@@ -251,7 +246,7 @@ def _job(sweep: Path, row: Row, own: tuple[str, ...], going_on: bool) -> Job:
         overrides=tuple(text for text in own if not text.startswith(f"{SEED}=")),
         seed=seeds[-1] if seeds else None,
         trained_with=next((text for text in reversed(row.overrides) if text.startswith(f"{SEED}=")), None),
-        state=_state(row, run, going_on),
+        state=state(run),
         iteration=run.get("iterations"),
         first=scores.get("first"),
         best=scores.get("best"),
@@ -268,40 +263,6 @@ def _job(sweep: Path, row: Row, own: tuple[str, ...], going_on: bool) -> Job:
 def _score(entry: Mapping[str, Any]) -> float | None:
     value = entry.get("score")
     return float(value) if isinstance(value, int | float) else None
-
-
-def _state(row: Row, run: Mapping[str, Any], going_on: bool) -> str:
-    """What has become of a job: what its run says goes before its row."""
-    if row.pruned_at is not None:
-        return "pruned"
-    if run.get("state") == "done":
-        return "done"
-    if row.state == "running":
-        return "running" if going_on or row.slurm is not None or _is_alive(row) else "missing"
-    if row.state == "waiting":
-        return "waiting" if going_on else "missing"
-    return row.state if row.state in STATES else "missing"
-
-
-def _is_alive(row: Row) -> bool:
-    """Whether the process that a row names may still be there."""
-    if row.pid is None or row.host != socket.gethostname():
-        return row.host is not None and row.host != socket.gethostname()
-    try:
-        os.kill(row.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a process works in the folder; where that cannot be asked, none does."""
-    try:
-        return (folder / "run.lock").is_file() and in_use(folder)
-    except IppoError:  # a folder that may only be read
-        return False
 
 
 def _metric(folders: Any) -> str | None:

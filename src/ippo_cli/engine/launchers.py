@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -161,9 +161,16 @@ def ask_to_leave(job: str) -> None:
     _slurm("scancel", "--signal=TERM", job)
 
 
-def is_queued(job: str) -> bool:
-    """Whether a SLURM job runs, or waits to."""
-    return bool(_slurm("squeue", "--noheader", f"--jobs={job}"))
+def queued(jobs: Sequence[str]) -> dict[str, str] | None:
+    """The states of those of these SLURM jobs that run or wait to; None where SLURM cannot be asked."""
+    if not jobs:
+        return {}
+    # Asked for one job alone, which it no longer knows, squeue fails as if it could not be asked: never for one alone.
+    said = _slurm("squeue", "--noheader", "--format=%A %T", f"--jobs={','.join([*jobs, jobs[0]])}")
+    if said is None:
+        return None
+    states = (line.split() for line in said.splitlines())
+    return {words[0]: words[1] for words in states if len(words) == 2}
 
 
 def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
