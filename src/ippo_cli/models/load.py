@@ -177,6 +177,12 @@ def cannot_load(setting: str, what: str, error: Exception, reason: str | None = 
     return PreflightError(f"{setting}: no {what} could be loaded ({message})")
 
 
+def checkpoint_activations(model: PreTrainedModel, **options: Any) -> None:
+    """Recompute activations in the backward pass; before transformers 5.23 the method has its older name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, **options})
+
+
 def no_tokenizer(model: str) -> str | None:
     """Why a folder has no tokenizer, as far as its files tell; None where they do not."""
     folder = Path(model)
