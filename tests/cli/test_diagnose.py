@@ -55,6 +55,8 @@ def blamed(overrides: Sequence[str]) -> str:
             "+task.agents.NAME.template=TEXT to add one, and ~task.agents.low ~task.agents.high to remove",
         ),
         (["seed=1,2"], "seed=1,2 has several values; add -m to sweep over them"),
+        (["task.agent.low.template=x"], "task.agent.low.template=x is no key; did you mean task.agents.low.template?"),
+        (["task.agents.low.actr.learning_rate=1"], "task.agents.low.actr.learning_rate=1 is no key; did you mean task"),
         (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
         (
             ["rollout.zero3_gather=laier"],

@@ -48,6 +48,7 @@ def test_without_arguments_it_says_how_it_is_used(ippo_eval: Call) -> None:
 def test_a_run_must_be_named_and_be_there(ippo_eval: Call, tmp_path: Path) -> None:
     code, said = ippo_eval("seed=1")
     assert (code, said.split(";")[0]) == (2, "ippo: run= is missing")
+    assert ippo_eval(f"runn={tmp_path}") == (2, f"ippo: runn={tmp_path} is no key; did you mean run=?")
     code, said = ippo_eval(f"run={tmp_path}")
     assert code == 14
     assert "there is no run" in said

@@ -37,6 +37,8 @@ def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> 
 def test_a_value_of_a_secrets_name_is_refused_unless_it_is_the_environments() -> None:
     with pytest.raises(ConfigError, match=r"reward\.api_key=\.\.\. is a secret"):
         refuse_secrets({"reward": {"api_key": "whatever"}}, ENVIRON)
+    with pytest.raises(ConfigError, match=r"type reward\.token_env=MY_API_KEY$"):  # the name is what that key wants
+        refuse_secrets({"reward": {"token_env": "sk-" + "x1" * 12}}, {})
     refuse_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
 
 

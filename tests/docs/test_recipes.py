@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.config.load import compose_node, config_dir, resolve
+from ippo_cli.config.checks import check
+from ippo_cli.config.load import compose_node, config_dir, load_config, resolve
 from ippo_cli.config.own_code import names_code
 from ippo_cli.tasks.user_code import load_function
 
@@ -27,3 +28,20 @@ def test_what_the_page_names_is_there() -> None:
     assert functions
     for name in functions:
         load_function(name, "task.train")
+
+
+PUBLISHED = {
+    "gsm8k_qwen2.5_0.5b": [],
+    "gsm8k_qwen2.5_0.5b_lora": ["rollout.num_generations=4"],
+    "rlinf_reasoning": ["num_epochs=null"],
+    "openrlhf_ppo": [],
+    "comlrl_writing": ["num_epochs=null"],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_recipe_takes_the_values_for_a_laptop(name: str) -> None:
+    typed = re.findall(r"^ippo-train \+experiment=gsm8k_qwen2\.5_0\.5b (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
+    values = typed.replace("\\\n", " ").split()
+    assert all(value in PAGE for value in PUBLISHED[name])
+    check(load_config([f"+experiment={name}", *values, *PUBLISHED[name]]), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,9 @@ def test_checkpointed_gradients_are_computed_with_the_adapter_that_was_read_with
         return [parameter.grad.clone() for parameter in adapter.parameters()]
 
     expected = gradients()
-    base.checkpoint_gradients()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        base.checkpoint_gradients()
     assert base.lm.is_gradient_checkpointing
     for actual, wanted in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-5)

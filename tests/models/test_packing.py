@@ -30,6 +30,7 @@ from transformers import (
 
 from ippo_cli.models import packing
 from ippo_cli.models.layout import build_sequences
+from ippo_cli.models.load import checkpoint_activations
 from ippo_cli.models.packing import PACKED, Packing, enable_packing, pack, read
 
 VOCABULARY = 40
@@ -107,7 +108,7 @@ def test_gradient_checkpointing_reads_the_row_the_same_way_again() -> None:
     ids, gradients = torch.randint(0, VOCABULARY, (1, 13)), []
     for checkpointing in (False, True):
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(model)
         model.train().zero_grad()
         read(model, ids, pack(lengths, ids.device)).square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))

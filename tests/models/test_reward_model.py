@@ -135,6 +135,9 @@ def test_a_model_that_is_no_reward_model_is_refused_before_its_weights_are_read(
         scored([], folder / "lm")
     with pytest.raises(PreflightError, match="no tokenizer of a reward model could be loaded"):
         scored([], folder / "nowhere")
+    (folder / "empty").mkdir()
+    with pytest.raises(PreflightError, match=r"its folder has no tokenizer\.json; save the model's"):
+        scored([], folder / "empty")
     with pytest.raises(ConfigError, match=r"reward\.max_tokens=5000 is more than the reward model reads"):
         scored([], folder / "rm", "reward.max_tokens=5000")
 

@@ -81,6 +81,17 @@ def test_numbers_without_a_name_are_refused_with_the_names_that_there_are(return
 
 
 @pytest.mark.parametrize(
+    ("returned", "works"), [("1.0", "float; with reward.per_sample=true"), ("[1.0]", r"list; write {'team': \[...\]}")]
+)
+def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
+    returned: str, works: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bare.py").write_text(f"def f(examples, responses): return {returned}")
+    with pytest.raises(TypeError, match=works):
+        FunctionReward(f"{tmp_path}/bare.py:f")([{}], {"solo": ["x"]})
+
+
+@pytest.mark.parametrize(
     ("name", "rule"),
     [
         ("score", "does not say where and what"),

@@ -76,10 +76,16 @@ def test_a_file_that_changed_is_read_again(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "there is no such file"), ("", "has no rows"), ('{"a": 1}\n{"a": \n', "no rows could be read .*row 1")],
+    [
+        (None, "there is no such file"),
+        ("", "has no rows"),
+        ('{"a": 1}\n{"a": \n', "could be read .line 2 of .*: Expecting"),
+    ],
     ids=["missing", "empty", "broken"],
 )
-def test_a_file_without_rows_is_told_by_its_key(text: str | None, said: str, file: str, tmp_path: Path) -> None:
+def test_a_file_without_rows_is_told_by_its_key_and_by_nobody_else(
+    text: str | None, said: str, file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "bad.jsonl"
     if text is not None:
         path.write_text(text)
@@ -87,6 +93,7 @@ def test_a_file_without_rows_is_told_by_its_key(text: str | None, said: str, fil
         jsonl_examples(config(file, str(path)), seed=0)
     assert str(raised.value).startswith(f"task.eval={path}")
     assert raised.value.exit_code == 3
+    assert "".join(capfd.readouterr()) == ""
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -234,6 +241,10 @@ def test_a_column_that_is_not_there_is_told_with_all_sources_that_lack_it_and_wh
         jsonl_examples(config([a, b, c], b, columns={"right": "answer"}), seed=0)
     with pytest.raises(PreflightError, match=r"there are: question answers; write task.columns.answer=answers$"):
         jsonl_examples(config(c, c, columns={"answer": "nope"}), seed=0)
+    (odd := tmp_path / "odd.csv").write_text("My question, answer \nq,1\n")
+    rule = r"""there are: 'My question' ' answer '; write 'task.columns.answer=" answer "'$"""
+    with pytest.raises(PreflightError, match=rule):
+        jsonl_examples(config(str(odd), str(odd), columns={"answer": "answer"}), seed=0)
 
 
 WRITTEN = [
@@ -292,7 +303,9 @@ def test_rows_are_made_by_a_function_and_filtered_and_those_left_out_are_counted
     ):
         with pytest.raises(ConfigError, match=said):
             jsonl_examples(config(file, file, **changes), seed=0)
-    with pytest.raises(PreflightError, match="has no rows"):
+    with pytest.raises(
+        PreflightError, match=r"has no rows left \(.*: 7 rows, 7 left out by task.filter: 0 are used\)$"
+    ):
         jsonl_examples(config(file, file, filter="n > 100"), seed=0)
 
 

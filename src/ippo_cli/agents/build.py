@@ -46,7 +46,7 @@ from ippo_cli.models.critic import (
     value_head_from,
     value_model,
 )
-from ippo_cli.models.load import backbone_of, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, cannot_load, checkpoint_activations, load_pretrained, what_is_missing
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
@@ -398,4 +398,4 @@ def _reference(
 
 def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:
     if on:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,15 @@ def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str],
         else:
             rest.append(text)
     return found, arguments(rest)
+
+
+def refuse_mistyped(overrides: Sequence[str], own: Collection[str]) -> None:
+    """Where a key of the command's own is missing, the one that was meant as it."""
+    from ippo_cli.config.errors import ConfigError
+
+    for text in overrides:
+        if close := get_close_matches(text.partition("=")[0], own, n=1, cutoff=0.7):
+            raise ConfigError(text, "is no key", f"did you mean {close[0]}=?")
 
 
 def names(text: str) -> list[str]:

@@ -121,9 +121,22 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
     if same and ".agents." not in name:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
+    if mended := list(dict.fromkeys(one for key in keys if (one := _with_one_part_mended(name, key)))):
+        return ConfigError(text, "is no key", "did you mean " + " or ".join(mended[:3]) + "?")
     return ConfigError(
         text, "is no key", _suggest(name, _reachable(name, keys, options), "did you mean ", question=True)
     )
+
+
+def _with_one_part_mended(name: str, key: str) -> str | None:
+    """A long name as it was typed, but for one part that is spelled as the key's: an agent's own name stays."""
+    typed, known = name.split("."), key.split(".")
+    if len(typed) != len(known) or len(typed) < 3:
+        return None
+    known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
+    wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
+    alike = len(wrong) == 1 and difflib.get_close_matches(wrong[0][0], [wrong[0][1]])
+    return ".".join(known) if alike else None
 
 
 def _explain_choice(

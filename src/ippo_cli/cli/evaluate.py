@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.configured import chosen, model_config, names, own_keys, run_config
+from ippo_cli.cli.configured import chosen, model_config, names, own_keys, refuse_mistyped, run_config
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
 
@@ -29,6 +29,7 @@ def _evaluate(argv: list[str]) -> None:
 
     own, overrides = own_keys(argv, OWN)
     if bool(own.get("run")) == bool(own.get("model")):
+        refuse_mistyped(overrides, OWN)
         rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
         raise ConfigError(
             f"run={own.get('run', '')}",

@@ -99,7 +99,7 @@ def _check_run(config: Config) -> None:
         raise ConfigError(
             f"num_iterations={config.num_iterations} num_epochs={config.num_epochs}",
             "must not both be set or both be null",
-            "set exactly one, and the other to null",
+            "add num_epochs=null, or num_iterations=null" if config.num_epochs else "set one of them",
         )
     if (
         config.stop_after is not None

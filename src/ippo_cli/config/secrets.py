@@ -59,10 +59,11 @@ def refuse_secrets(plain: Any, environ: Mapping[str, str] = os.environ) -> None:
             rest = rest.replace(known, "")
         named = is_secret_name(key.rpartition(".")[2]) and bool(rest)
         if named or VALUE.search(rest):
+            typed = f"{key}=MY_API_KEY" if key.endswith("_env") else f"'{key}=${{oc.env:MY_API_KEY}}'"
             raise ConfigError(
                 f"{key}=...",
                 "is a secret, and would be written into the run's folder",
-                f"put it into an environment variable such as MY_API_KEY, and type '{key}=${{oc.env:MY_API_KEY}}'",
+                f"put it into an environment variable such as MY_API_KEY, and type {typed}",
             )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LINE_WIDTH = 160  # columns of the longest line that is printed
 NAME_WIDTH = 24
@@ -48,6 +49,11 @@ def fitting(parts: Sequence[str], width: int) -> str:
         if text_width(text := ", ".join([*parts[:count], *left])) <= width:
             return text
     return f"{len(parts)} more" if parts else ""
+
+
+def columns(names: Iterable[str]) -> str:
+    """Names of a table's columns or an example's fields, those in quotes of which one would not see where they end."""
+    return " ".join(name if re.fullmatch(r"[\w.-]+", name) else repr(name) for name in map(str, names))
 
 
 def closest(name: str, known: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretrained, no_tokenizer, what_is_missing
 from ippo_cli.models.packing import read
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
@@ -181,10 +181,7 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
         # Never asks whether a repository's own code may run: a job has nobody to answer.
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
-        folder, reason = Path(model), None
-        if folder.is_dir() and not any(folder.glob("tokenizer*")):
-            reason = "its folder has no tokenizer.json; save the model's tokenizer there"
-        raise cannot_load(setting_of(model), "tokenizer", error, reason) from error
+        raise cannot_load(setting_of(model), "tokenizer", error, no_tokenizer(model)) from error
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
         raise cannot_load(setting_of(model), "tokenizer", FileNotFoundError("its files have no vocabulary"), None)
     if tokenizer.eos_token_id is None:

@@ -177,6 +177,22 @@ def cannot_load(setting: str, what: str, error: Exception, reason: str | None = 
     return PreflightError(f"{setting}: no {what} could be loaded ({message})")
 
 
+def checkpoint_activations(model: PreTrainedModel, **options: Any) -> None:
+    """Recompute activations in the backward pass; before transformers 5.23 the method has its older name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, **options})
+
+
+def no_tokenizer(model: str) -> str | None:
+    """Why a folder has no tokenizer, as far as its files tell; None where they do not."""
+    folder = Path(model)
+    if folder.is_file():
+        return what_is_missing(folder)
+    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+        return "its folder has no tokenizer.json; save the model's tokenizer there"
+    return None
+
+
 def what_is_missing(folder: Path) -> str | None:
     """Why a folder is no model's, as far as its files tell; None where they do not."""
     if not folder.exists():

@@ -28,6 +28,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.linear_maps import base_name, is_named, linear_maps, short_names, targeted_maps
+from ippo_cli.models.load import checkpoint_activations
 
 PREFIX = "base_model.model."  # before a module's path in peft's files
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -101,7 +102,7 @@ class FrozenBase:
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.reading(self._reading)
 
-        self.lm.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+        checkpoint_activations(self.lm, context_fn=contexts)
 
     def merged(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The base's weights with an adapter's `weights` (by the names that it registers) added to them."""

@@ -22,7 +22,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.critic import ValueModel, ValueModelConfig
-from ippo_cli.models.load import UnusableModel, cannot_load, load_pretrained, what_is_missing
+from ippo_cli.models.load import UnusableModel, cannot_load, load_pretrained, no_tokenizer, what_is_missing
 from ippo_cli.models.shape import ModelShape, model_shape
 
 Messages = Sequence[dict[str, str]]  # each with role and content
@@ -122,8 +122,7 @@ def read_config(source: str, revision: str | None) -> Any:
     setting = f"reward.model={source}"
     try:
         if is_value_model(source):
-            own = ValueModelConfig.from_pretrained(source).backbone
-            return AutoConfig.for_model(own["model_type"], **{k: v for k, v in own.items() if k != "model_type"})
+            return _backbone_config(source)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise cannot_load(setting, "reward model", error, what_is_missing(Path(source))) from error
@@ -143,9 +142,18 @@ def read_config(source: str, revision: str | None) -> Any:
 def read_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBase:
     """The reward model's own tokenizer."""
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        # The library looks for the kind of model in its own tables, and warns of one that is not there.
+        known = {"config": _backbone_config(source)} if is_value_model(source) else {}
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, **known)
     except Exception as error:
-        raise cannot_load(f"reward.model={source}", "tokenizer of a reward model", error) from error
+        raise cannot_load(
+            f"reward.model={source}", "tokenizer of a reward model", error, no_tokenizer(source)
+        ) from error
+
+
+def _backbone_config(source: str) -> Any:
+    own = ValueModelConfig.from_pretrained(source).backbone
+    return AutoConfig.for_model(own["model_type"], **{k: v for k, v in own.items() if k != "model_type"})
 
 
 def context_of(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -138,8 +138,17 @@ class FunctionReward:
         if not isinstance(result, Mapping) or set(result) - set(NAMES):
             returned = sorted(result) if isinstance(result, Mapping) else type(result).__name__
             kind = "a number or a dict" if self.per_sample else "a dict"
-            raise TypeError(f"{self.name} must return {kind} with names among {', '.join(NAMES)}, not {returned}")
+            rule = f"must return {kind} with names among {', '.join(NAMES)}, not {returned}"
+            raise TypeError(f"{self.name} {rule}{self._remedy(result)}")
         return result
+
+    def _remedy(self, result: Any) -> str:
+        """What a bare number, or a list of them, may have meant."""
+        if self.per_sample or isinstance(result, Mapping):
+            return ""
+        if isinstance(result, int | float):
+            return "; with reward.per_sample=true it is called row by row, and returns a number"
+        return "; write {'team': [...]}" if isinstance(result, Sequence) and not isinstance(result, str) else ""
 
 
 def _attempted(function: Callable[..., Any], call: Call) -> Any:

@@ -152,7 +152,8 @@ def number_in(text: str, config: JudgeRewardConfig) -> float:
     try:
         number = float(found)  # type: ignore[arg-type]
     except (OverflowError, TypeError, ValueError):
-        raise RequestFailed(f"the judge's answer has no number where it belongs: {text!r:.200}") from None
+        where = f"pattern={config.pattern}" if config.pattern is not None else f"field={config.field}"
+        raise RequestFailed(f"the judge's answer has no number for reward.{where}: {text!r:.200}") from None
     if not config.lowest <= number <= config.highest:
         raise RequestFailed(f"the judge gave {number:g}, beyond {config.lowest:g} to {config.highest:g}: {text!r:.200}")
     return number

@@ -54,12 +54,14 @@ def _sized(rows: Joined, places: list[int], size: int | None) -> Joined:
 def _part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
     """The rows of `task.train` or `task.eval`; without a size all of them, or those that are used."""
     key, source = f"task.{part}", getattr(config, part)
-    rows = _read(config, part, Preparation(config=config))
+    preparation = Preparation(config=config)
+    rows = _read(config, part, preparation)
     size = None if whole else getattr(config, f"{part}_size")
     if size is not None:
         rows = narrowed(rows, range(min(size, len(rows))))
     if not len(rows):
-        raise PreflightError(f"{key}={source} has no rows")
+        left = [str(counts) for counts in preparation.counts if any(counts.dropped.values())]
+        raise PreflightError(f"{key}={source} has no rows" + (f" left ({'; '.join(left)})" if left else ""))
     _refuse_empty_sources(part, config, rows)
     _refuse_nulls(f"{key}={source}", rows, config)
     return rows

@@ -6,6 +6,7 @@ What is held in memory is which rows are kept.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from jinja2 import TemplateError
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.own_code import names_code
 from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.config.text import columns as column_names
 from ippo_cli.rewards.located import located
 from ippo_cli.tasks.template_kinds import ENVIRONMENT
 from ippo_cli.tasks.user_code import load_function
@@ -153,7 +155,7 @@ class Preparation:
                 there = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
                 raise PreflightError(
                     f"task.columns.{name}={_listed(wanted)}: there is no such column in {', '.join(lacking)}; "
-                    f"there are: {' '.join(there)}; {_remedy(name, wanted, there, tables, lacking)}"
+                    f"there are: {column_names(there)}; {_remedy(name, wanted, there, tables, lacking)}"
                 )
 
     def _maker(self, table: Any) -> Maker:
@@ -193,7 +195,7 @@ class Preparation:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(
-                    setting, f"fails on a row ({located(error)})", f"rows have: {' '.join(example)}"
+                    setting, f"fails on a row ({located(error)})", f"rows have: {column_names(example)}"
                 ) from error
 
         return keep
@@ -233,7 +235,8 @@ def _remedy(name: str, wanted: Any, there: Sequence[str], tables: Mapping[str, A
     alike = [path for one in (*_names(wanted), name) for path in get_close_matches(one, there, n=1, cutoff=0.5)]
     best = name if name in there else alike[0] if alike else there[0] if there else "COLUMN"
     if len(lacking) == len(tables):
-        return f"write task.columns.{name}={best}"
+        bare = re.fullmatch(r"[\w.-]+", best)
+        return f"write task.columns.{name}={best}" if bare else f"""write 'task.columns.{name}="{best}"'"""
     return f"name one for each kind of source: task.columns.{name}=[{','.join([*_names(wanted), best])}]"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from glob import glob, has_magic
 from itertools import islice
@@ -28,9 +30,12 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
 
     `first`: only so many, and no more than these are fetched or unpacked; they are held in memory.
     """
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
+    from datasets.utils.logging import CRITICAL, set_verbosity
 
+    if "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ:
+        disable_progress_bars()
+    set_verbosity(CRITICAL)  # whatever it cannot read it raises as well
     if names_code(source):
         return _made(key, source)
     pattern = has_magic(source) and not Path(source).exists()
@@ -52,7 +57,7 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
             raise FileNotFoundError("there is no such file")
         return load_dataset(source, data_config, split=split)
     except Exception as error:
-        why = reason(error)
+        why = _broken_line(files) or reason(error)
         remedy = f"; {key}_split={split} is what was looked for" if why.startswith("Unknown split") else ""
         raise PreflightError(f"{key}={source}: no rows could be read ({why}){remedy}") from error
 
@@ -127,6 +132,22 @@ def _load_csv(file: str, *, streaming: bool = False) -> Any:
         na_values=[""],
         features=Features({column: Value("string") for column in columns}),
     )
+
+
+def _broken_line(files: Sequence[str]) -> str | None:
+    """The first line of files of JSON lines that is no JSON: the reader counts rows of a block, from 0."""
+    for file in files:
+        if _suffix(file) != ".jsonl" or not Path(file).is_file():
+            continue
+        with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    json.loads(line if number > 1 else line.removeprefix(BOM_UTF8)) if line.strip() else None
+                except UnicodeDecodeError:
+                    return f"line {number} of {file} is not in UTF-8"
+                except ValueError as error:
+                    return f"line {number} of {file}: {error}"
+    return None
 
 
 def _suffix(file: str) -> str:

@@ -11,6 +11,7 @@ from functools import cache
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
+from ippo_cli.config.text import columns
 from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, jinja_fields, render_jinja
 from ippo_cli.types import Example
 
@@ -144,7 +145,7 @@ def _unknown(field: str, example: Example, told: Told) -> tuple[str, str]:
             "use task.protocol=sequential or dialogue, or more of task.num_turns",
         )
     words = f"; the conversation has: {' '.join(told)}" if told else ""
-    return f"names the field {field!r}, which examples do not have", "they have: " + " ".join(example) + words
+    return f"names the field {field!r}, which examples do not have", "they have: " + columns(example) + words
 
 
 def _mistake(setting: str, template: str, rule: str, works: str) -> ConfigError:
