@@ -1,4 +1,4 @@
-"""What has become of a sweep's jobs: as their own files say, their processes, and SLURM."""
+"""What has become of a sweep's jobs: as their files say, their processes, and SLURM."""
 
 from __future__ import annotations
 
