@@ -269,7 +269,7 @@ def zero(book: Book) -> str:
     place = book.folder / "stage0"
     place.mkdir(exist_ok=True)
     whole = Path(book.remembered("stage0", lambda: str(run("0", 1, place))))
-    wanted = [(name, ranks) for name in ENGINES for ranks in (1, 2) if (name, ranks) != ("0", 1)]
+    wanted = [(name, ranks) for ranks in (1, 2) for name in ENGINES if (name, ranks) != ("0", 1)]
     for name, ranks in wanted:
         book.do(f"{name}_on_{ranks}", partial(agrees, name, ranks))
     metrics, weights = (
