@@ -54,8 +54,9 @@ class Book:
         place.mkdir()
         try:
             found, seconds = timed(lambda: work(place))
-        except Failed as broken:
-            found, seconds = {"broken": str(broken)}, 0.0
+        except Exception as broken:  # whatever it is, the other cases are done
+            said = str(broken) if isinstance(broken, Failed) else f"{type(broken).__name__}: {broken}"
+            found, seconds = {"broken": said}, 0.0
         else:
             shutil.rmtree(place)
         self.note(case, found | {"seconds": round(seconds, 1)})

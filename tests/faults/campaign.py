@@ -72,7 +72,9 @@ FAMILIES = (
 )
 KINDS: dict[str, tuple[str, ...]] = {
     **{name: (f"algorithm={name}", "algorithm.mini_batch_size=16") for name in FAMILIES},
-    "turn_ppo on a ladder": ("task=ladder", "algorithm=turn_ppo", "algorithm.mini_batch_size=16"),
+    "turn_ppo on a ladder": (
+        *("task=ladder", "task.train_size=16", "algorithm=turn_ppo", "algorithm.mini_batch_size=16"),
+    ),
     "value head": ("critic=value_head",),
     "adapters": ADAPTERS,
     "adapters on a shared base": (*ADAPTERS, "team=shared_base"),

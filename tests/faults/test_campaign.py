@@ -7,6 +7,8 @@ from pathlib import Path
 from book import Book
 from campaign import MARKERS, found_where, write_report
 
+from ippo_cli.config.errors import ConfigError
+
 
 def test_parts_that_were_not_run_keep_their_rows_and_where_they_were_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
@@ -16,6 +18,17 @@ def test_parts_that_were_not_run_keep_their_rows_and_where_they_were_run(tmp_pat
     lines = page.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     assert lines[4:7] == [old[0], "| hangs | 23 of 23 | 9.0 | a new one |", "| zero | 1 | 1.0 | a new one |"]
+
+
+def test_a_case_that_cannot_even_begin_is_broken_and_ends_no_campaign(tmp_path: Path) -> None:
+    def refused(place: Path) -> dict[str, object]:
+        raise ConfigError("task.train_size=48", "asks for more examples than there are", "lower it")
+
+    book = Book(tmp_path, deadline=float("inf"))
+    book.do("one", refused)
+    book.do("two", lambda place: {"stops": 1})
+    assert book.cases["one"]["broken"].startswith("ConfigError: task.train_size=48")
+    assert book.cases["two"]["stops"] == 1
 
 
 def test_where_the_cases_of_a_part_were_run_is_told_once_each(tmp_path: Path) -> None:
