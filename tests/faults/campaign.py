@@ -274,12 +274,13 @@ def zero(book: Book) -> str:
     wanted = [(name, ranks) for ranks in (1, 2) for name in ENGINES if (name, ranks) != ("0", 1)]
     for name, ranks in wanted:
         book.do(f"{name}_on_{ranks}", partial(agrees, name, ranks))
+    done = ", ".join(case.replace("_", " ") for case, found in book.cases.items() if "runs" in found)
     metrics, weights = (
         max((found.get(what, 0.0) for found in book.cases.values()), default=0.0) for what in ("metrics", "weights")
     )
     return (
-        f"{total(book, 'runs')} of {len(wanted)} runs of five iterations (stages {', '.join(ENGINES)}; one rank and "
-        f"two): metrics within {metrics:.1e} and weights within {weights:.1e} of stage 0 on one rank, in fp32"
+        f"{total(book, 'runs')} of {len(wanted)} runs of five iterations (stage on ranks: {done}): "
+        f"metrics within {metrics:.1e} and weights within {weights:.1e} of stage 0 on one rank, in fp32"
     )
 
 
