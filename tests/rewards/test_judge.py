@@ -105,13 +105,12 @@ def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) ->
 
 
 def test_an_answer_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_other() -> None:
-    config = composed(("reward.pattern=Score: (\\\\d+)$|(?:a+)+b",))
+    config = composed(())
+    changes: Any = {"template": "{agents.low} then", "pattern": r"Score: (\d+)|(?:a+)+b"}
     with serving(
         lambda body, _: says("a" * 60 if "b then" in body["messages"][0]["content"] else "Score: 10")
     ) as server:
-        reward = JudgeReward(
-            replace(config.reward, url=server.url, template="{agents.low} then"), config.task.agents, 0.5
-        )
+        reward = JudgeReward(replace(config.reward, url=server.url, **changes), config.task.agents, 0.5)
         try:
             found = reward(TALK)
         finally:

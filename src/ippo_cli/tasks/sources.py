@@ -119,11 +119,13 @@ def _load_folder(source: str, data_config: str | None, split: str) -> Any:
     """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
     are as they are written."""
     from datasets import ReadInstruction, load_dataset, load_dataset_builder
+    from datasets.info import DatasetInfosDict
 
     builder = load_dataset_builder(source, data_config)
+    declared = any(info.features is not None for info in DatasetInfosDict.from_directory(source).values())
     name, part, _ = split.partition("[")
     files = [str(file) for file in (builder.config.data_files or {}).get(name, ())]
-    if not files or "+" in split or builder.info.features is not None:
+    if not files or "+" in split or declared:
         return load_dataset(source, data_config, split=split)
     table = _as_written(load_dataset(source, data_config, split=name), files)
     if not part:
