@@ -1,7 +1,8 @@
 """What each reward costs per thousand samples: `python scripts/bench/rewards.py [NAME...]`, on the cores that are free.
 
 The samples are made here; `code` is asked about HumanEval's reference solutions where `--humaneval FILE` names them,
-with a helper before them for `code_pair`, and `model` needs `--reward-model FOLDER`. Servers run in a process of their own and answer at once.
+`code_pair` about the same behind a helper, and `model` needs `--reward-model FOLDER`. Servers run in a process of their
+own and answer at once.
 """
 
 from __future__ import annotations
