@@ -1,7 +1,8 @@
 """What each reward costs per thousand samples: `python scripts/bench/rewards.py [NAME...]`, on the cores that are free.
 
 The samples are made here; `code` is asked about HumanEval's reference solutions where `--humaneval FILE` names them,
-and `model` needs `--reward-model FOLDER`. Servers run in a process of their own and answer at once.
+`code_pair` about the same behind a helper, and `model` needs `--reward-model FOLDER`. Servers run in a process of their
+own and answer at once.
 """
 
 from __future__ import annotations
@@ -78,7 +79,12 @@ def programs(file: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[
     with gzip.open(file, "rt") as lines:
         rows = [json.loads(line) for line in lines]
     samples = [(row, {"solo": row["canonical_solution"]}) for row in rows]
-    return {"code, bwrap, 2 at once": ((*SOLO, "reward=code", *CODE), samples)}
+    helper = "def aux(x):\n    return x"
+    pairs = [(row, {"helper": helper, "main": f"    kept = aux(0)\n{row['canonical_solution']}"}) for row in rows]
+    return {
+        "code, bwrap, 2 at once": ((*SOLO, "reward=code", *CODE), samples),
+        "code_pair, bwrap, 2 at once": (("task=code_pair", *MODEL, *CODE), pairs),
+    }
 
 
 def answered(url: str) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:

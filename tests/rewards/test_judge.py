@@ -23,7 +23,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward
-from ippo_cli.rewards.judge import number_in
+from ippo_cli.rewards.judge import JudgeReward, Numbers
 from ippo_cli.rewards.score import attempt
 from ippo_cli.types import Episode
 
@@ -104,6 +104,31 @@ def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) ->
     assert len(kept.read_text().splitlines()) == 6
 
 
+def test_an_answer_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_other() -> None:
+    config = composed(())
+    changes: Any = {"template": "{agents.low} then", "pattern": r"Score: (\d+)|(?:a+)+b"}
+    with serving(
+        lambda body, _: says("a" * 60 if "b then" in body["messages"][0]["content"] else "Score: 10")
+    ) as server:
+        reward = JudgeReward(replace(config.reward, url=server.url, **changes), config.task.agents, 0.5)
+        try:
+            found = reward(TALK)
+        finally:
+            reward.close()
+    assert found.team is not None
+    assert found.team[::2] == [1.0, 1.0]
+    assert "took longer than 0.5 s" in str(found.failures[1])
+    assert len(server.bodies) == 2, "what takes too long is not asked again"
+
+
+def number_in(text: str, keys: tuple[str, ...]) -> float:
+    numbers = Numbers(composed(keys).reward)  # type: ignore[arg-type]
+    try:
+        return numbers.of(text)
+    finally:
+        numbers.close()
+
+
 @pytest.mark.parametrize(
     ("text", "keys", "number"),
     [
@@ -113,11 +138,11 @@ def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) ->
     ],
 )
 def test_the_last_number_counts(text: str, keys: tuple[str, ...], number: float) -> None:
-    assert number_in(text, composed(keys).reward) == number  # type: ignore[arg-type]
+    assert number_in(text, keys) == number
 
 
 @pytest.mark.parametrize("text", ["", "Score: ten", '{"score": true}', '{"score": NaN}', "{" * 3000, '{"a": 1}'])
 def test_what_holds_no_number_is_refused(text: str) -> None:
     for keys in ((), ("reward.pattern=null", "reward.field=score")):
         with pytest.raises(remote.RequestFailed):
-            number_in(text, composed(keys).reward)  # type: ignore[arg-type]
+            number_in(text, keys)

@@ -96,6 +96,25 @@ def test_normalized_parts_count_in_deviations_and_the_logged_score_stays_what_it
     assert found.raw[:, 0].tolist() == [3.0, 2.5, 1.0]
 
 
+def test_a_part_is_measured_over_rows_that_no_other_part_failed_for(settings: Any) -> None:
+    def whole(episodes: Sequence[Episode]) -> Reward:
+        return Reward(team=[1.0, 2.0, 99.0][: len(episodes)])
+
+    def failing(episodes: Sequence[Episode]) -> Reward:
+        return Reward(team=[0.0] * len(episodes), valid=[True, True, False][: len(episodes)])
+
+    common = {leaf.name: getattr(settings(), leaf.name) for leaf in fields(RewardConfig)}
+    mix = MixRewardConfig(
+        **{**common, "kind": RewardKind.mix, "failure_budget": 1.0},
+        parts={"a": settings(), "b": settings()},
+        weights={},
+        normalize=["a"],
+    )
+    parts = {name: MixPart(reward=part, weight=1.0, divisible=True) for name, part in (("a", whole), ("b", failing))}
+    found = score(MixReward(parts, ["solver"], 1.0), EPISODES, mix, {"solver": ScoreMoments()}).scores["solver"]
+    assert found.score[:, 0].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0])
+
+
 @pytest.mark.parametrize("turn_weight", [1.0, 0.5, 0.0])
 def test_normalized_scores_have_mean_0_and_deviation_1_whatever_turns_weigh(settings: Any, turn_weight: float) -> None:
     said = [episode(*(("solver", step, "") for step in range(turns)), index=turns) for turns in (1, 2, 3, 0)]

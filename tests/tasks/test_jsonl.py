@@ -16,6 +16,7 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.task import load_task
+from ippo_cli.tasks.templates import render_template
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
 AS_THEY_ARE: dict[str, Any] = {"train_size": None, "eval_size": None, "eval_share": None, "weights": None}
@@ -385,3 +386,54 @@ def test_a_source_with_a_weight_keeps_a_row_when_rows_are_held_out(file: str, tm
         expected = pytest.raises(PreflightError, match="source 2 no row is left") if seed in away else nullcontext()
         with expected:
             jsonl_examples(told, seed)
+
+
+def test_a_field_that_a_template_tests_for_null_may_be_missing_and_one_that_it_writes_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [{"prompt": "a", "context": "c", "answer": "x"}, {"prompt": "b", "context": None, "answer": "y"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def asked(template: str, **changes: Any) -> list[str]:
+        told = config(str(path), str(path), **changes)
+        told.agents["solo"] = PromptConfig(template=template, system=None, answer="{answer}")  # type: ignore[assignment]
+        return [render_template(template, row, "where") for row in jsonl_examples(told, seed=0)[0]]
+
+    tested = "jinja:{% if context %}{{ context }} {% endif %}{{ prompt }}"
+    assert asked(tested) == ["c a", "b"]
+    assert asked(tested, columns={"prompt": "prompt"}) == ["c a", "b"]
+    assert asked("jinja:{{ context or 'nothing' }}{{ context is none }}{{ context == none }}") == [
+        "cFalseFalse",
+        "nothingTrueTrue",
+    ]
+    for writing in (
+        "{{ context }}",
+        "{{ context | upper }}",
+        "{{ 'so ' ~ context }}",
+        "{{ agents.solo }}{{ context }}",
+    ):
+        with pytest.raises(PreflightError, match=r"row 2 of 2: .* writes a field that is null in an example"):
+            asked(f"jinja:{writing}")
+
+
+def test_a_folder_of_json_lines_has_the_values_that_are_written_unless_it_declares_others(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [{"day": "2024-01-05", "answer": 3}, {"day": "2024-01-06", "answer": 2.5}]
+    (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = config(str(folder), str(folder))
+    told.eval_split = "train[1:]"
+    train, held_out = jsonl_examples(told, seed=0)
+    assert rows(train) == lines
+    assert isinstance(train[0]["answer"], int)
+    assert rows(held_out) == lines[1:]
+    names = "  - name: day\n    dtype: string\n  - name: answer\n    dtype: float64\n"
+    (folder / "README.md").write_text(f"---\ndataset_info:\n  features:\n{names}---\n")
+    assert isinstance(jsonl_examples(told, seed=0)[0][0]["answer"], float)
+
+
+def test_parquet_files_of_several_types_keep_their_own(tmp_path: Path) -> None:
+    for name, answers in (("a", [1.5, 2.0]), ("b", [7, 8])):
+        datasets.Dataset.from_dict({"answer": answers}).to_parquet(str(tmp_path / f"{name}.parquet"))
+    pattern = str(tmp_path / "*.parquet")
+    found = [row["answer"] for row in jsonl_examples(config(pattern, pattern), seed=0)[0]]
+    assert [str(answer) for answer in found] == ["1.5", "2.0", "7", "8"]

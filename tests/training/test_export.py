@@ -33,6 +33,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_iterations=1",
         "evaluation.every=0",
         "actor.learning_rate=0.01",
+        "rollout.min_new_tokens=2",
+        "rollout.stop_strings=['==']",
         "task.agents.low.actor.kind=lora",
         f"task.agents.low.actor.model={model}",
         "task.agents.low.actor.dtype=fp32",
@@ -57,7 +59,10 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     for name, tensor in trained.state_dict().items():
         assert torch.equal(high.state_dict()[name], tensor), name
     assert AutoTokenizer.from_pretrained(to / "low")("abc").input_ids
-    assert (high.generation_config.temperature, high.generation_config.max_new_tokens) == (1.0, 8)
+    generation = high.generation_config
+    assert (generation.temperature, generation.max_new_tokens) == (1.0, 8)
+    assert (generation.min_new_tokens, generation.stop_strings) == (2, ["=="])
+    assert "stop_strings: [==]" in (to / "high" / "README.md").read_text()
     values = ValueModel.from_pretrained(to / "high" / "critic").state_dict()
     assert values["value_head.out.weight"].shape == (1, 32)
     card = (to / "low" / "README.md").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from ippo_cli.config.schema import AgentConfig, JudgeRewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Place, Reward
 from ippo_cli.rewards.heard import prompt_of
+from ippo_cli.rewards.patterns import LIMIT_S, MOST_HUNG, Pattern, last_found
+from ippo_cli.rewards.processes import CallFailed
 from ippo_cli.rewards.remote import Remote, RequestFailed
 from ippo_cli.rewards.responses import last_texts
 from ippo_cli.rewards.rows import Row, gathered
@@ -30,11 +31,12 @@ class JudgeReward:
     neither `{prompt}` nor `{response}`, is asked once about a row.
     """
 
-    def __init__(self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
+    def __init__(self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig], limit_s: float = LIMIT_S) -> None:
         assert config.url is not None
         self.config, self.agents = config, list(agents)
         self._remote = Remote(config, f"{config.url.rstrip('/')}/chat/completions")
         self._answers = Answers()
+        self._numbers = Numbers(config, limit_s)
 
     def prepare(self, place: Place) -> None:
         """Keep answers in the run's folder, and read those that this rank has kept there."""
@@ -54,6 +56,7 @@ class JudgeReward:
             for name, body in bodies.items()
             if keys[row][name] not in self._answers
         }
+        self._numbers.begin()
         failed: dict[str, Exception] = {}
         for key, text in zip(unknown, self._remote.post_all(list(unknown.values()), self._read), strict=True):
             if isinstance(text, Exception):
@@ -65,6 +68,7 @@ class JudgeReward:
     def close(self) -> None:
         self._remote.close()
         self._answers.close()
+        self._numbers.close()
 
     def _body(self, episode: Episode, agent: str, said: Mapping[str, str]) -> dict[str, Any]:
         told = {"prompt": prompt_of(episode, agent), "response": said[agent]}
@@ -82,7 +86,10 @@ class JudgeReward:
         for key in keys.values():
             if key in failed:
                 return failed[key]
-        judged = {name: number_in(self._answers[key], self.config) for name, key in keys.items()}
+        try:
+            judged = {name: self._numbers.of(self._answers[key]) for name, key in keys.items()}
+        except RequestFailed as failure:  # an answer that another pattern had read
+            return failure
         low, width = self.config.lowest, self.config.highest - self.config.lowest
         own = {name: (number - low) / width for name, number in judged.items()}
         return {
@@ -99,7 +106,7 @@ class JudgeReward:
             text = None
         if not isinstance(text, str):
             raise RequestFailed(f"the endpoint's answer has no choices[0].message.content: {answer!r:.200}")
-        number_in(text, self.config)
+        self._numbers.of(text)
         return text
 
 
@@ -146,22 +153,55 @@ class Answers:
             self._file = None
 
 
-def number_in(text: str, config: JudgeRewardConfig) -> float:
-    """The number of a judge's answer. Raises `RequestFailed` where there is none, or one beyond the bounds."""
-    found = _matched(text, config.pattern) if config.pattern is not None else _in_json(text, str(config.field))
-    try:
-        number = float(found)  # type: ignore[arg-type]
-    except (OverflowError, TypeError, ValueError):
-        where = f"pattern={config.pattern}" if config.pattern is not None else f"field={config.field}"
-        raise RequestFailed(f"the judge's answer has no number for reward.{where}: {text!r:.200}") from None
-    if not config.lowest <= number <= config.highest:
-        raise RequestFailed(f"the judge gave {number:g}, beyond {config.lowest:g} to {config.highest:g}: {text!r:.200}")
-    return number
+class Numbers:
+    """The numbers of a judge's answers. A pattern is looked for in a process of its own, once in equal texts.
 
+    Called by one thread at a time: by the requests' while answers come, else by whoever asks the reward.
+    """
 
-def _matched(text: str, pattern: str) -> str | None:
-    found = re.findall(pattern, text)
-    return found[-1] if found else None
+    def __init__(self, config: JudgeRewardConfig, limit_s: float = LIMIT_S) -> None:
+        self.config = config
+        self._pattern = None
+        if config.pattern is not None:
+            self._pattern = Pattern(config.pattern, "reward.pattern", limit_s, last_found)
+        self._found: dict[str, Any] = {}  # what a pattern found, by text
+        self._hung = 0
+
+    def begin(self) -> None:
+        """Forget what was found before, and have the process there: requests do not wait for it to start."""
+        self._found.clear()
+        self._hung = 0
+        if self._pattern is not None:
+            self._pattern.read([""])
+
+    def of(self, text: str) -> float:
+        """Raises `RequestFailed` where there is no number, or one beyond the bounds."""
+        config = self.config
+        found = _in_json(text, str(config.field)) if self._pattern is None else self._last(text, self._pattern)
+        try:
+            number = float(found)
+        except (OverflowError, TypeError, ValueError):
+            where = f"pattern={config.pattern}" if config.pattern is not None else f"field={config.field}"
+            raise RequestFailed(f"the judge's answer has no number for reward.{where}: {text!r:.200}") from None
+        if not config.lowest <= number <= config.highest:
+            beyond = f"beyond {config.lowest:g} to {config.highest:g}"
+            raise RequestFailed(f"the judge gave {number:g}, {beyond}: {text!r:.200}")
+        return number
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pattern is not None:
+            self._pattern.close()
+
+    def _last(self, text: str, pattern: Pattern) -> Any:
+        if text not in self._found:
+            if self._hung >= MOST_HUNG:  # it is the pattern
+                raise RequestFailed(f"{self._hung} answers took too long to match; no more are looked at", again=False)
+            [self._found[text]] = pattern.read([text])
+            self._hung += isinstance(self._found[text], CallFailed)
+        if isinstance(found := self._found[text], CallFailed):
+            raise RequestFailed(f"{found}: {text!r:.200}", again=False)  # it would take as long again
+        return found
 
 
 def _in_json(text: str, field: str) -> Any:

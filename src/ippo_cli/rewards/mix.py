@@ -92,17 +92,18 @@ def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float])
 def normalized_mix(
     rewards: Reward, config: MixRewardConfig, episodes: Sequence[Episode], agents: Sequence[str], turn_weight: float
 ) -> Reward:
-    """The mix with the parts of `normalize` in deviations from their mean, over the valid rows of all ranks.
+    """The mix with the parts of `normalize` in deviations from their mean, over the rows of all ranks that are valid
+    in the mix: where another part failed, the row is not trained on, and measures nothing.
 
     Collective. Of the team's numbers and of each agent's by themselves, the latter over rows in which it spoke, with
     numbers for turns counted by `turn_weight`, as they count in a score; where a part deviates by at most `norm_eps`,
     its mean is subtracted alone. `parts` stay what they were.
     """
     components = dict(rewards.components)
+    scale = _Scale(turn_weight=turn_weight, norm_eps=config.norm_eps)
+    valid = torch.tensor([True] * len(episodes) if rewards.valid is None else list(rewards.valid), dtype=torch.bool)
     for name in config.normalize:
-        components[name] = _normalized(
-            components.get(name, Reward()), episodes, agents, _Scale(turn_weight=turn_weight, norm_eps=config.norm_eps)
-        )
+        components[name] = _normalized(components.get(name, Reward()), episodes, agents, valid, scale)
     if not rewards.components:  # no row of this rank has an answer
         return rewards
     again = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
@@ -118,9 +119,9 @@ class _Scale:
     norm_eps: float
 
 
-def _normalized(part: Reward, episodes: Sequence[Episode], agents: Sequence[str], scale: _Scale) -> Reward:
-    rows = len(episodes)
-    valid = torch.tensor([True] * rows if part.valid is None else list(part.valid), dtype=torch.bool)
+def _normalized(
+    part: Reward, episodes: Sequence[Episode], agents: Sequence[str], valid: torch.Tensor, scale: _Scale
+) -> Reward:
     team, by_step = _standardized(part.team, part.team_by_step, valid, scale)
     own = {
         name: _standardized(

@@ -6,7 +6,8 @@ Nothing in Python ends a match that has begun, so it is made in a process that c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ippo_cli.rewards.processes import CallFailed, Processes
 
@@ -22,19 +23,30 @@ def matched(pattern: str, texts: Sequence[str]) -> list[bool]:
     return [compiled.fullmatch(text) is not None for text in texts]
 
 
+def last_found(pattern: str, texts: Sequence[str]) -> list[str | None]:
+    """The last that is found in each text: the group of a pattern that has one. Runs in the process."""
+    compiled = re.compile(pattern)
+    found = [compiled.findall(text) for text in texts]
+    return [own[-1] if own else None for own in found]
+
+
 class Pattern:
-    """A pattern, and the process that knows it."""
+    """A pattern, and the process in which `function(pattern, texts)` says something of each text."""
 
-    def __init__(self, pattern: str, key: str, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, pattern: str, key: str, limit_s: float = LIMIT_S, function: Callable[..., list[Any]] = matched
+    ) -> None:
         self.pattern, self.limit_s = pattern, limit_s
-        self._processes = Processes(f"{__name__}:{matched.__name__}", key, 1, limit_s)
+        self._processes = Processes(f"{__name__}:{function.__name__}", key, 1, limit_s)
 
-    def matches(self, texts: Sequence[str]) -> list[bool | Exception]:
-        """Whether it matches the whole of each text, or why that is not known."""
+    def read(self, texts: Sequence[str]) -> list[Any]:
+        """What the function says of each text, or the `CallFailed` that says why that is not known."""
         together = self._asked(texts)
         if not isinstance(together, Exception):
             return list(together)
-        found: list[bool | Exception] = []
+        if len(texts) == 1:
+            return [together]
+        found: list[Any] = []
         hung = 0
         for text in texts:
             answer = self._asked([text]) if hung < MOST_HUNG else together
@@ -46,7 +58,7 @@ class Pattern:
         """End the process."""
         self._processes.close()
 
-    def _asked(self, texts: Sequence[str]) -> list[bool] | Exception:
+    def _asked(self, texts: Sequence[str]) -> list[Any] | Exception:
         [answer] = self._processes.call([((self.pattern, list(texts)), {})])
         if isinstance(answer, CallFailed):
             return CallFailed(f"matching {self.pattern!r:.80}: {answer}")

@@ -38,12 +38,36 @@ class Exact(Sequence[Example]):
     def __getitem__(self, place: Any) -> Any:
         return {**self.table[place], **{name: values[place] for name, values in self.columns.items()}}
 
+    def select(self, places: Sequence[int]) -> Exact:
+        """Some of its rows."""
+        columns = {name: [values[place] for place in places] for name, values in self.columns.items()}
+        return Exact(self.table.select(places), columns)
+
 
 def exact(table: Any, files: Sequence[str]) -> Any:
     """The table of these JSON files, with the columns exactly that are not what is written. Raises `ValueError`."""
     large = len(files) > 1 or Path(files[0]).stat().st_size > CHUNK
     doubtful = doubtful_columns(table, texts=large)
     return corrected(table, doubtful, lambda: (row for file in files for row in json_rows(file))) if doubtful else table
+
+
+def exact_parquet(table: Any, files: Sequence[str]) -> Any:
+    """The table of these Parquet files: columns of several types, which the reader makes one, as each file has them."""
+    import pyarrow.parquet as pq
+
+    schemas = [pq.read_schema(file) for file in files]
+    types = {
+        name: {schema.field(name).type for schema in schemas if name in schema.names} for name in table.column_names
+    }
+    unlike = [name for name, kinds in types.items() if len(kinds) > 1]
+    if not unlike:
+        return table
+    columns: dict[str, list[Any]] = {name: [] for name in unlike}
+    for file, schema in zip(files, schemas, strict=True):
+        part = pq.read_table(file, columns=[name for name in unlike if name in schema.names])
+        for name, values in columns.items():
+            values += part.column(name).to_pylist() if name in schema.names else [None] * part.num_rows
+    return Exact(table, columns)
 
 
 def exact_rows(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -12,7 +12,8 @@ from ippo_cli.config.schema import JsonlConfig
 from ippo_cli.tasks.exact import Exact
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
-from ippo_cli.tasks.templates import fields_of
+from ippo_cli.tasks.template_kinds import NullField, is_jinja
+from ippo_cli.tasks.templates import OBSERVATION, fields_of, is_word_of_conversations, render_template
 from ippo_cli.types import Example
 
 
@@ -100,12 +101,18 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
 
 
 def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
-    """Raise where a field that some agent is asked with is missing in some row: the reader made nulls of those."""
+    """Raise where a field that some agent is asked with is missing in some row: the reader made nulls of those.
+
+    A template of Jinja's may test a field for that: such rows are written to see whether it does.
+    """
     asked_with: dict[str, str] = {}
     for name, agent in config.agents.items():
         for leaf in ("template", "turn_template", "answer"):
             template = getattr(agent, leaf) or ""
             setting = f"task.agents.{name}.{leaf}"
+            if is_jinja(template):
+                _refuse_written_nulls(source, rows, template, setting)
+                continue
             for field in sorted(fields_of(template, setting)):
                 asked_with.setdefault(field, setting)
     for field, nulls in _nulls(rows, asked_with).items():
@@ -113,6 +120,22 @@ def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
             f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {asked_with[field]} names; "
             "leave them out of the file, or by task.filter"
         )
+
+
+def _refuse_written_nulls(source: str, rows: Any, template: str, setting: str) -> None:
+    fields = fields_of(template, setting)
+    lacking = list(_nulls(rows, fields))
+    told = {word: "" for word in fields if word == OBSERVATION or is_word_of_conversations(word)}
+    for place, row in enumerate(rows if lacking else ()):
+        if any(row.get(field) is None for field in lacking):
+            try:
+                render_template(template, row, setting, {word: text for word, text in told.items() if word not in row})
+            except NullField as error:
+                raise PreflightError(
+                    f"{source}: row {place + 1} of {len(rows)}: {error}; or leave such rows out, by task.filter"
+                ) from error
+            except ConfigError:  # what is said in a conversation is not known yet
+                continue
 
 
 def _nulls(rows: Any, fields: Iterable[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.own_code import names_code
 from ippo_cli.rewards.located import located
-from ippo_cli.tasks.exact import exact, exact_rows, json_rows
+from ippo_cli.tasks.exact import exact, exact_parquet, exact_rows, json_rows
 from ippo_cli.tasks.user_code import load_function
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -51,10 +51,11 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
         if first is not None and not (_suffix(source) in SUFFIXES and not pattern and not Path(source).is_file()):
             return _streamed(source, files if pattern or Path(source).is_file() else None, data_config, split, first)
         if pattern or Path(source).is_file():
-            table = _load_files(files)
-            return exact(table, files) if all(READERS.get(_suffix(file)) == "json" for file in files) else table
+            return _as_written(_load_files(files), files)
         if _suffix(source) in SUFFIXES:
             raise FileNotFoundError("there is no such file")
+        if Path(source).is_dir():
+            return _load_folder(source, data_config, split)
         return load_dataset(source, data_config, split=split)
     except Exception as error:
         why = _broken_line(files) or reason(error)
@@ -112,6 +113,33 @@ def _load_files(files: Sequence[str]) -> Any:
         parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
         return concatenate_datasets(parts)
     return load_dataset(READERS[kinds.pop()], data_files=list(files), split="train")
+
+
+def _load_folder(source: str, data_config: str | None, split: str) -> Any:
+    """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
+    are as they are written."""
+    from datasets import ReadInstruction, load_dataset, load_dataset_builder
+    from datasets.info import DatasetInfosDict
+
+    builder = load_dataset_builder(source, data_config)
+    declared = any(info.features is not None for info in DatasetInfosDict.from_directory(source).values())
+    name, part, _ = split.partition("[")
+    files = [str(file) for file in (builder.config.data_files or {}).get(name, ())]
+    if not files or "+" in split or declared:
+        return load_dataset(source, data_config, split=split)
+    table = _as_written(load_dataset(source, data_config, split=name), files)
+    if not part:
+        return table
+    [places] = ReadInstruction.from_spec(split).to_absolute({name: len(table)})
+    return table.select(range(places.from_ or 0, len(table) if places.to is None else places.to))
+
+
+def _as_written(table: Any, files: Sequence[str]) -> Any:
+    """The table of these files, with the values that its reader changed as they stand there."""
+    kinds = {READERS.get(_suffix(file)) for file in files}
+    if kinds == {"json"}:
+        return exact(table, files)
+    return exact_parquet(table, files) if kinds == {"parquet"} and len(files) > 1 else table
 
 
 def _load_csv(file: str, *, streaming: bool = False) -> Any:

@@ -21,19 +21,49 @@ JINJA = "jinja:"  # what a template of this kind begins with
 SPEAKERS = "agents"  # the variable for what agents said last, by name
 
 
-class _NullField(Exception):
-    """A template writes a value that is null."""
+class NullField(ConfigError):
+    """A template writes a field that is null."""
+
+
+class _WritesNull(Exception):
+    """Raised while a template is written; with the field's name where it is known."""
+
+
+class _Null:
+    """A field that is null: false, equal to none, and no text, not even for a filter that would make `NONE` of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, _Null)
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+    def __str__(self) -> str:
+        raise _WritesNull(self.name)
+
+    __repr__ = __str__
 
 
 def _written(value: Any) -> Any:
     if value is None:  # the word None is nothing that anybody meant to say
-        raise _NullField
+        raise _WritesNull
     return value
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or isinstance(value, _Null)
 
 
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=StrictUndefined, keep_trailing_newline=True, finalize=_written, autoescape=False
 )
+ENVIRONMENT.tests["none"] = _is_none
 
 
 def is_jinja(template: str) -> bool:
@@ -56,14 +86,20 @@ def jinja_fields(template: str, setting: str) -> set[str]:
 def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
     """The template with these values; those named `agents.NAME` are members of `agents`."""
     compiled, _ = _compiled(template, setting)
-    flat = {name: value for name, value in values.items() if not name.startswith(f"{SPEAKERS}.")}
+    flat = {
+        name: _Null(name) if value is None else value
+        for name, value in values.items()
+        if not name.startswith(f"{SPEAKERS}.")
+    }
     said = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
     shown = f"{setting}={template!r:.80}"
     try:
         return compiled.render(flat | ({SPEAKERS: said} if said else {}))
-    except _NullField as error:
-        raise ConfigError(
-            shown, "writes a field that is null in an example", "fill it in, or test it in the template"
+    except _WritesNull as error:
+        raise NullField(
+            shown,
+            f"writes a field that is null in an example{''.join(f' ({name!r})' for name in error.args)}",
+            "fill it in, or test it in the template",
         ) from error
     except TemplateError as error:
         there = " ".join(values)

@@ -26,6 +26,7 @@ from ippo_cli.config.teams import critics, holders
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.agreement import agree, deviation, probe_ids
+from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.training.checkpoint_files import sha256_of, sync_folder
 from ippo_cli.training.evaluate_run import Subject, adapters_of, find_weights
 from ippo_cli.training.folder import from_here, write_atomically
@@ -126,15 +127,21 @@ def _write(
         folder.rename(target)
         shutil.rmtree(work)
     if merged:
-        _write_generation(target, config.task.agents[name].rollout, policy.tokenizer)
+        ends = stop_ids(policy.policy.lm, policy.tokenizer)
+        _write_generation(target, config.task.agents[name].rollout, policy.tokenizer, ends)
         return
     settings = json.loads((target / ADAPTER_CONFIG).read_text())
     # What peft makes a model for by itself; a checkpoint's adapter may be a critic's.
     (target / ADAPTER_CONFIG).write_text(json.dumps(settings | {"task_type": "CAUSAL_LM"}, indent=2) + "\n")
 
 
-def _write_generation(target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """How the agent was sampled in training, as libraries sample unless they are told otherwise."""
+def _write_generation(
+    target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+) -> None:
+    """How the agent was sampled in training, as libraries sample unless they are told otherwise.
+
+    With stop strings `generate` wants `tokenizer=` and says so: that is better than going on where the run stopped.
+    """
     GenerationConfig(
         do_sample=True,
         temperature=sampling.temperature,
@@ -143,7 +150,9 @@ def _write_generation(target: Path, sampling: SamplingConfig, tokenizer: PreTrai
         min_p=sampling.min_p or None,
         repetition_penalty=sampling.repetition_penalty,
         max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=tokenizer.eos_token_id,
+        min_new_tokens=sampling.min_new_tokens or None,
+        stop_strings=list(sampling.stop_strings) or None,
+        eos_token_id=list(ends) if len(ends) > 1 else next(iter(ends), None),
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(target)
 

@@ -30,6 +30,7 @@ def model_card(config: Config, agent: str, run: Path, subject: Subject, command:
         f"{beside}, after {iteration} iterations. It began as {began}.",
         "## Use",
         _block(_use(agent, merged=merged), "python"),
+        _sampled(config, agent, merged=merged),
         "What it is told in training, with the fields of an example in braces"
         + (", as the user's message of its chat template:" if _chats(config) else ":"),
         _block("\n".join(_asked(config, agent))),
@@ -89,6 +90,18 @@ def _use(agent: str, *, merged: bool) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{agent}")\n'
         f'model = {kind}.from_pretrained("{agent}")'
     )
+
+
+def _sampled(config: Config, agent: str, *, merged: bool) -> str:
+    """How responses were drawn in training, and what of that a library does by itself."""
+    sampling = config.task.agents[agent].rollout
+    does = (
+        "`generate` does the same unless it is told otherwise (`generation_config.json`)"
+        if merged
+        else "an adapter has no generation config, so tell `generate`"
+    )
+    ends = ", and needs `tokenizer=tokenizer` for the stop strings" if sampling.stop_strings else ""
+    return f"In training it was sampled as follows; {does}{ends}:\n\n{_block(_yaml(sampling))}"
 
 
 def _chats(config: Config) -> bool:
