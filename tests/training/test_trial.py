@@ -12,5 +12,5 @@ from ippo_cli.training.trial import refuse_untrainable
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
 def test_a_device_that_is_not_there_is_told_before_there_is_a_folder() -> None:
-    with pytest.raises(PreflightError, match="no CUDA device can be used here; use launch.device=cpu"):
+    with pytest.raises(PreflightError, match=r"no CUDA device can be used here; use launch\.device=cpu$"):
         refuse_untrainable(load_config(["task=sorting", "launch.device=cuda"]), 1)
