@@ -67,8 +67,8 @@ Flags
   -h, --help                this text
   -V, --version             the version
 
-Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 12 reward failures, 13 storage,
-            14 resume refused, 75 preempted and saved, 130 interrupted
+Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 11 hanging, 12 reward failures,
+            13 storage, 14 resume refused, 75 preempted and saved, 130 interrupted
 """
 TOP_KEYS = ("name", "seed", "num_iterations", "num_epochs", "output_dir", "mode", "resume")
 SHOWN = (

@@ -27,8 +27,10 @@ from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Reward, close_reward
+from ippo_cli.rewards.contract import Reward, close_reward, reach_reward
+from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.score import attempt
+from ippo_cli.training.trial import refuse_untrainable
 from ippo_cli.types import Episode
 
 SORTED = spoken_once([{"letters": str(row)} for row in range(6)], {"low": list("abcdef"), "high": list("ABCDEF")})
@@ -73,8 +75,9 @@ def test_rows_are_sent_with_what_was_said_and_come_back_as_numbers_by_name() -> 
     assert found.team == [0, 1, 2, 3, 4, 5, 7]
     assert found.agent == {"low": [0, 1, 2, 3, 4, 5, 7], "high": [0, -1, -2, -3, -4, -5, -7]}
     assert found.parts == {"info_score": [0, 1, 2, 3, 4, 5, 7]}
-    assert [len(body["rows"]) for body in server.bodies] == [4, 3]
-    first, last = server.bodies[0]["rows"][0], server.bodies[1]["rows"][2]
+    one, other = sorted((body["rows"] for body in server.bodies), key=len)  # they are sent at once
+    assert (len(one), len(other)) == (3, 4)
+    first, last = other[0], one[2]
     assert first["responses"] == {"low": "a", "high": "A"}
     assert last["responses"] == {"low": "y", "high": ""}
     assert last["prompts"] == {
@@ -220,3 +223,17 @@ def test_the_reference_server_scores_and_wants_its_token(reference: str, monkeyp
     assert asked(reference, talk).valid == [False, False]
     monkeypatch.setenv("MY_SCORER", "canary-7f3a9c")
     assert asked(reference, talk, "reward.token_env=MY_SCORER").parts["characters"] == [6, 16]
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_loaded_and_any_answer_is_one() -> None:
+    with serving(ones) as server:  # which answers a HEAD with 501
+        config = load_config(["task=sorting", "reward=http", f"reward.url={server.url}"])
+        refuse_untrainable(config, 1)
+    assert server.bodies == []
+    said = rf"^reward\.url={server.url} cannot be reached \(.*\); start the server first$"
+    with pytest.raises(PreflightError, match=said):
+        refuse_untrainable(config, 1)
+    part = build_reward(config.reward, config.task.agents)
+    with pytest.raises(PreflightError, match=said):
+        reach_reward(MixReward({"asked": MixPart(reward=part, weight=1.0, divisible=True)}, [], 0.1))
+    close_reward(part)

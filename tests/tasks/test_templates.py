@@ -105,6 +105,8 @@ def test_a_function_may_be_a_template(tmp_path: Path) -> None:
     assert render_template(f"{file}:plain", ROW, "where") == "Q: x"
     assert render_template(f"{file}:hearing", ROW, "where", {"heard": "!", "agents.low": None}) == "x!"
     assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "what is heard is not known yet"
+    assert first_message("a", PromptConfig(template="{turn}"), ROW) == "1"
+    assert first_message("a", PromptConfig(template="jinja:{{ turn }}"), ROW) == "1"
     assert may_hear(f"{file}:plain", "where", set()), "nobody knows"
     for name, rule in (
         ("number", "returns 7, which is no text"),

@@ -123,6 +123,13 @@ def prepare_reward(reward: RewardFunction, place: Place) -> None:
         prepare(place)
 
 
+def reach_reward(reward: RewardFunction) -> None:
+    """Raise `PreflightError` where a server that a reward asks is not there: such a reward has a `reach`."""
+    reach = getattr(reward, "reach", None)
+    if reach is not None:
+        reach()
+
+
 def close_reward(reward: RewardFunction) -> None:
     """Give back what a reward holds: one that holds anything has a `close`."""
     close = getattr(reward, "close", None)

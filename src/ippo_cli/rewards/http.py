@@ -49,6 +49,9 @@ class HttpReward:
         self._ask(rows, alone, found)
         return replace(gathered(found), final=True)  # requests were sent again already
 
+    def reach(self) -> None:
+        self._remote.reach()
+
     def close(self) -> None:
         self._remote.close()
 

@@ -65,6 +65,9 @@ class JudgeReward:
                 self._answers.add(key, text)
         return replace(gathered([self._row(own, failed) for own in keys]), final=True)  # asked again already
 
+    def reach(self) -> None:
+        self._remote.reach()
+
     def close(self) -> None:
         self._remote.close()
         self._answers.close()

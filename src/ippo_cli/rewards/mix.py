@@ -11,7 +11,16 @@ import torch
 
 from ippo_cli.config.schema import MixRewardConfig
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import Numbers, Place, Reward, RewardFunction, checked, close_reward, prepare_reward
+from ippo_cli.rewards.contract import (
+    Numbers,
+    Place,
+    Reward,
+    RewardFunction,
+    checked,
+    close_reward,
+    prepare_reward,
+    reach_reward,
+)
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.types import Episode
 
@@ -57,6 +66,10 @@ class MixReward:
         for name, part in self.parts.items():
             own = None if place.folder is None else place.folder / name
             prepare_reward(part.reward, replace(place, folder=own))
+
+    def reach(self) -> None:
+        for part in self.parts.values():
+            reach_reward(part.reward)
 
     def close(self) -> None:
         for part in self.parts.values():

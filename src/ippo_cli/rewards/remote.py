@@ -28,6 +28,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = (
     0.5,
     30.0,
 )  # between tries, doubled each time; what a server asks for counts up to the end
+REACHING_S = 5.0
+"""How long a server may take to be known as there."""
 TRIED_AGAIN = (408, 429)  # and every 5xx
 MOST_BYTES = 2**20
 """Of an answer."""
@@ -83,6 +85,30 @@ class Remote:
         except BaseException:  # a signal, for one: nobody waits for the rest
             future.cancel()
             raise
+
+    def reach(self) -> None:
+        """Raise `PreflightError` where nothing listens at the address; whatever is answered, or late, is an answer."""
+        failure = asyncio.run_coroutine_threadsafe(self._unreached(), self._running_loop()).result()
+        if failure is not None:
+            reason = self._hidden(str(failure) or type(failure).__name__)
+            raise PreflightError(f"reward.url={self._shown} cannot be reached ({reason}); start the server first")
+
+    async def _unreached(self) -> Exception | None:
+        import httpx2
+
+        failure = None
+        for wait_s in (0.0, FIRST_WAIT_S, 2 * FIRST_WAIT_S):
+            await asyncio.sleep(wait_s)
+            try:
+                async with asyncio.timeout(REACHING_S):
+                    await self._http().head(self.url)
+            except httpx2.ConnectError as error:
+                failure = error
+            except (TimeoutError, httpx2.HTTPError, OSError):
+                return None
+            else:
+                return None
+        return failure
 
     def close(self) -> None:
         """End the connections and their thread."""

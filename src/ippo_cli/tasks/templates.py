@@ -76,6 +76,7 @@ def first_message(agent: str, config: PromptConfig, example: Example, told: Told
         words = {*WORDS, OBSERVATION} if is_function(config.template) else fields_of(config.template, setting)
         words -= set(example)
         told = {word: "" for word in words if word == OBSERVATION or is_word_of_conversations(word)}
+        told |= {"turn": "1"} if "turn" in told else {}
     return render_template(config.template, example, setting, told)
 
 

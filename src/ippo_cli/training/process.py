@@ -33,7 +33,7 @@ from ippo_cli.config.time_limit import limit_of
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import cores_per_rank, job_end
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Place, RewardFunction, close_reward, prepare_reward
+from ippo_cli.rewards.contract import Place, RewardFunction, close_reward, prepare_reward, reach_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -183,6 +183,8 @@ def build_trainer(
     with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
+        with distributed.failing_together():
+            reach_reward(reward)
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
         with distributed.failing_together():
             prepare_reward(reward, Place(device=device, folder=folder / "reward"))
