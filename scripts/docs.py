@@ -288,6 +288,7 @@ CORRIDOR = (
     "models",
     "engine",
     "training",
+    "evaluation",
     "config",
     "cli",
 )

@@ -88,7 +88,7 @@ def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     from ippo_cli.config.arithmetic import arithmetic
     from ippo_cli.config.load import compose_node, resolve, typed
     from ippo_cli.tasks.task import load_task
-    from ippo_cli.training.preflight import memory_of, read_material
+    from ippo_cli.training.planning.preflight import memory_of, read_material
 
     config = typed(resolve(compose_node(list(overrides))))
     task = load_task(config.task, config.seed)

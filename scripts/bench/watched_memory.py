@@ -26,7 +26,7 @@ from ippo_cli.cli.exits import guarded
 from ippo_cli.cli.train import _with_hydra
 from ippo_cli.training import process, stopwatch
 from ippo_cli.training.checkpoint import Checkpoints
-from ippo_cli.training.memory import Memory
+from ippo_cli.training.planning.memory import Memory
 from ippo_cli.training.trainer import Trainer
 
 EVERY_S = 0.003

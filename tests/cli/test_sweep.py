@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.exits import MAX_LINES, block
 from ippo_cli.cli.sweep import is_sweep, sweep
-from ippo_cli.cli.sweep_folder import Row, create
-from ippo_cli.cli.sweep_outcome import SweepRefused
-from ippo_cli.cli.sweep_outcome import refusal as sweep_refusal
+from ippo_cli.cli.sweeps.folder import Row, create
+from ippo_cli.cli.sweeps.outcome import SweepRefused
+from ippo_cli.cli.sweeps.outcome import refusal as sweep_refusal
 from ippo_cli.config.errors import ConfigError, IppoError, ResumeError
 from ippo_cli.training.folder import lock
 

@@ -19,7 +19,7 @@ from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.preview import preview
+from ippo_cli.training.planning.preview import preview
 from ippo_cli.training.samples import sample_rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()

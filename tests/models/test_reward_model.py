@@ -27,7 +27,7 @@ from ippo_cli.models.critic import value_model  # noqa: E402
 from ippo_cli.models.reward_model import ConversationWriter, RewardModel, load_reward_model  # noqa: E402
 from ippo_cli.rewards.build import build_reward  # noqa: E402
 from ippo_cli.rewards.contract import Reward  # noqa: E402
-from ippo_cli.training.reward_models import frozen_reward_models  # noqa: E402
+from ippo_cli.training.planning.reward_models import frozen_reward_models  # noqa: E402
 
 TEXT = "the sea is a large body of salt water and it is also home to many animals whales for example"
 WORDS = TEXT.split()

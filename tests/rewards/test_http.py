@@ -30,7 +30,7 @@ from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import Reward, close_reward, reach_reward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.score import attempt
-from ippo_cli.training.trial import refuse_untrainable
+from ippo_cli.training.planning.trial import refuse_untrainable
 from ippo_cli.types import Episode
 
 SORTED = spoken_once([{"letters": str(row)} for row in range(6)], {"low": list("abcdef"), "high": list("ABCDEF")})

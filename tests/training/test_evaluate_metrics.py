@@ -12,10 +12,10 @@ import torch
 from small import small_config
 from spoken import episode
 
+from ippo_cli.evaluation.estimates import by_row, intervals, paired
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.tasks.examined import examined_rows
 from ippo_cli.tasks.task import Task
-from ippo_cli.training.estimates import by_row, intervals, paired
 from ippo_cli.training.evaluate import _by_turn, _metrics, evaluate
 from ippo_cli.types import Batch, Episode
 

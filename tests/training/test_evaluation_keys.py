@@ -23,7 +23,7 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, refuse_without_effect
 from ippo_cli.config.load import KINDS, PLAIN, load_config
-from ippo_cli.training.evaluate_run import evaluate_model
+from ippo_cli.evaluation.evaluate_run import evaluate_model
 
 # Read, and of no effect all the same.
 WITHOUT_EFFECT = {

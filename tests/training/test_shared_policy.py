@@ -22,9 +22,9 @@ from small import (
     train_on_two_ranks,
 )
 
+from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.evaluate_run import evaluate_run
 from ippo_cli.types import Minibatch, StepContext
 
 SHARED = "team=shared_policy"

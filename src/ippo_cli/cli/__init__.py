@@ -1,1 +1,1 @@
-"""Layer 5, the doors: compose, check, launch. No logic, and no torch at import."""
+"""Layer 6, the doors: compose, check, launch. No logic, and no torch at import."""

@@ -43,8 +43,8 @@ def _chat(argv: list[str]) -> None:
     else:
         config = model_config(own["model"], [*PLAIN, *overrides], data=False)
     from ippo_cli.config.teams import holders
-    from ippo_cli.training.chat import Talk, chat, typed_lines
-    from ippo_cli.training.evaluate_run import adapters_of, find_weights, models_of
+    from ippo_cli.evaluation.chat import Talk, chat, typed_lines
+    from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of
 
     if own.get("run"):
         subject = find_weights(folder, own.get("checkpoint", "latest"), holders(config), adapters_of(config))

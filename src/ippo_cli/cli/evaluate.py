@@ -12,7 +12,7 @@ from ippo_cli.cli.help import EVAL_HELP
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
-    from ippo_cli.training.evaluate_run import Subject
+    from ippo_cli.evaluation.evaluate_run import Subject
 
 # Keys of this command; all others are a run's.
 OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint")
@@ -91,7 +91,7 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     first, *others = runs
     for folder in others:
         refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
-    from ippo_cli.training.crossplay import cross_play
+    from ippo_cli.evaluation.crossplay import cross_play
 
     cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
 
@@ -134,8 +134,8 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
         from ippo_cli.cli.hub import settle_names
 
         settle_names([("compare", wanted)])
-    from ippo_cli.training.compare import compare
-    from ippo_cli.training.evaluate_run import adapters_of, find_weights, models_of, one_model
+    from ippo_cli.evaluation.compare import compare
+    from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of, one_model
 
     def of_run(config: Config, where: Path, checkpoint: str) -> Subject:
         return find_weights(where, checkpoint, holders(config), adapters_of(config))
@@ -161,14 +161,14 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
     (name,) = names(run)
     folder = Path(name).absolute()
     config = run_config(folder, name, overrides)
-    from ippo_cli.training.evaluate_run import evaluate_run
+    from ippo_cli.evaluation.evaluate_run import evaluate_run
 
     evaluate_run(config, folder, checkpoint, overrides)
 
 
 def _evaluate_model(model: str, overrides: list[str]) -> None:
     config = model_config(model, overrides)
-    from ippo_cli.training.evaluate_run import evaluate_model
+    from ippo_cli.evaluation.evaluate_run import evaluate_model
 
     evaluate_model(config, [*chosen(model)[1:], *overrides])
 

@@ -31,7 +31,7 @@ def _export(argv: list[str]) -> None:
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
     folder, to = Path(own["run"]).expanduser().absolute(), Path(own["to"]).expanduser().absolute()
     config = run_config(folder, own["run"], [], data=False)
-    from ippo_cli.training.export import Wanted, export
+    from ippo_cli.evaluation.export import Wanted, export
 
     wanted = Wanted(
         run=folder,

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _refusal(plain: dict[str, Any]) -> tuple[str, int] | None:
-    from ippo_cli.training.plan import show_plan
+    from ippo_cli.training.planning.plan import show_plan
 
     try:
         show_plan(typed(plain))

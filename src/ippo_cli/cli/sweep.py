@@ -30,16 +30,16 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli import sweep_folder
 from ippo_cli.cli.arguments import SWEEP_FLAGS
 from ippo_cli.cli.diagnose import diagnose
-from ippo_cli.cli.sweep_folder import LEAVING, Row, rows_of
-from ippo_cli.cli.sweep_grid import expanded
-from ippo_cli.cli.sweep_job import Sweep, refuse_resume, run_job, take_up
-from ippo_cli.cli.sweep_kinds import fit_into, search_of
-from ippo_cli.cli.sweep_outcome import SweepRefused, close, refusal
-from ippo_cli.cli.sweep_search import Listed, Search, run_search, taken_up
-from ippo_cli.cli.sweep_signals import SignalForwarding
+from ippo_cli.cli.sweeps import folder as sweep_folder
+from ippo_cli.cli.sweeps.folder import LEAVING, Row, rows_of
+from ippo_cli.cli.sweeps.grid import expanded
+from ippo_cli.cli.sweeps.job import Sweep, refuse_resume, run_job, take_up
+from ippo_cli.cli.sweeps.kinds import fit_into, search_of
+from ippo_cli.cli.sweeps.outcome import SweepRefused, close, refusal
+from ippo_cli.cli.sweeps.search import Listed, Search, run_search, taken_up
+from ippo_cli.cli.sweeps.signals import SignalForwarding
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.hardware import world_size
@@ -292,7 +292,7 @@ class _Sweeping:
     # ---- running them -----------------------------------------------------------------------------------------
 
     def _plan(self, jobs: Sequence[Job]) -> None:
-        from ippo_cli.training.plan import show_plan
+        from ippo_cli.training.planning.plan import show_plan
 
         rows = [job.row for job in jobs]
         own = sweep_folder.swept(rows)

@@ -13,7 +13,7 @@ from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
 
 if TYPE_CHECKING:
-    from ippo_cli.cli.sweep_summary import Configuration, Job, Mean, Summary
+    from ippo_cli.cli.sweeps.summary import Configuration, Job, Mean, Summary
 
 TO = "to"
 SHOWN_ERRORS = 20
@@ -26,8 +26,8 @@ def main() -> NoReturn:
 
 def report(argv: Sequence[str]) -> None:
     """Show the table, and write it as data and as a picture into the sweep's folder, or another one."""
-    from ippo_cli.cli.sweep_plot import can_draw, draw
-    from ippo_cli.cli.sweep_summary import as_data, summarized
+    from ippo_cli.cli.sweeps.plot import can_draw, draw
+    from ippo_cli.cli.sweeps.summary import as_data, summarized
     from ippo_cli.config.errors import storing
     from ippo_cli.training.folder import from_here, write_atomically
 
@@ -66,8 +66,8 @@ def _places(argv: Sequence[str]) -> tuple[Path, Path]:
 
 def table(summary: Summary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
-    from ippo_cli.cli.sweep_folder import aligned
-    from ippo_cli.cli.sweep_summary import counted
+    from ippo_cli.cli.sweeps.folder import aligned
+    from ippo_cli.cli.sweeps.summary import counted
     from ippo_cli.training.folder import from_here
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
@@ -145,7 +145,7 @@ def _shown(mean: Mean | None) -> str:
 
 
 def _failures(summary: Summary) -> list[str]:
-    from ippo_cli.cli.sweep_summary import FAILED
+    from ippo_cli.cli.sweeps.summary import FAILED
     from ippo_cli.config.text import cut
 
     failed = [job for job in summary.jobs if job.state in FAILED]

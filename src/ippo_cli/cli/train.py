@@ -120,7 +120,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     fault_point("compose")
     settle_hub(config)
     if config.mode is Mode.plan:
-        from ippo_cli.training.plan import show_plan
+        from ippo_cli.training.planning.plan import show_plan
 
         show_plan(config)
         return
@@ -129,7 +129,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         return
     resumed = folder is not None
     if not resumed:
-        from ippo_cli.training.trial import refuse_untrainable
+        from ippo_cli.training.planning.trial import refuse_untrainable
 
         refuse_untrainable(config, outside or config.launch.processes)
 

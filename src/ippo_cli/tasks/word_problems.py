@@ -14,8 +14,8 @@ SMALLEST = 2
 Numbers = tuple[int, int, int]
 Problem = tuple[str, Callable[[int, int, int], int], Numbers]
 
-# What is asked of the numbers a, b and c, the answer, and how large each number is at most: what is multiplied is from the
-# tables up to ten. An answer below 1 is no problem: other numbers are drawn.
+# What is asked of the numbers a, b and c, the answer, and how large each number may be: factors are small.
+# An answer below 1 is no problem: other numbers are drawn.
 PROBLEMS: tuple[Problem, ...] = (
     (
         "{name} has {a} {things}, finds {b} more and gives away {c}. How many are left?",

@@ -42,14 +42,14 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
 from ippo_cli.training.console import Console
-from ippo_cli.training.episode_length import too_long
 from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.faults import arm, fault_point
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.garbage import collect_as_usual
 from ippo_cli.training.partners import Partners, best_first
-from ippo_cli.training.preflight import (
+from ippo_cli.training.planning.episode_length import too_long
+from ippo_cli.training.planning.preflight import (
     Material,
     device_kind,
     disk_needs,

@@ -1,0 +1,148 @@
+"""Two policies or teams on the same held-out rows, with the same random numbers: which is better, and how surely."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ippo_cli.config.errors import storing
+from ippo_cli.config.schema import Config
+from ippo_cli.config.secrets import kept
+from ippo_cli.engine import distributed
+from ippo_cli.evaluation.estimates import by_row, paired
+from ippo_cli.evaluation.evaluate_run import (
+    Examination,
+    Subject,
+    all_samples,
+    examination,
+    load_policies,
+    samples_file,
+    write_samples,
+)
+from ippo_cli.training.console import Console
+from ippo_cli.training.evaluate import Evaluation
+from ippo_cli.training.folder import write_atomically
+from ippo_cli.training.process import prepare_process
+from ippo_cli.training.run import finite
+
+SIDES = ("one", "other")
+Side = tuple[Config, Subject]
+"""Whose weights, and the configuration that says how they are loaded."""
+
+
+def compare(
+    one: Side,
+    other: Side,
+    names: tuple[str, str],
+    root: Path,
+    overrides: Sequence[str],
+    trained: Mapping[Path, Config] = MappingProxyType({}),
+) -> Path:
+    """Score both as the first configuration asks and scores, row by row, and test the differences. Returns the file.
+
+    `names`: what they are called where they are shown. `trained`: what runs of other seeds among them were trained
+    with, by their folders; what they were trained on is not asked about.
+    """
+    config = one[0]
+    device = prepare_process(config)
+    try:
+        with examination(config, device) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
+            exam = exam.new_to(trained)
+            for line in exam.left_out:
+                console.say(line)
+            results: list[Evaluation] = []
+            samples: list[dict[str, Any]] = []
+            loaded: dict[Any, Any] = {}
+            policies = [load_policies(own, subject, device, loaded) for own, subject in (one, other)]
+            teams = [(players, exam.formats(players)) for players in policies]
+            exam = exam.fitting(teams)
+            for side, name, (players, formats) in zip(SIDES, names, teams, strict=True):
+                result = exam.scores(players, formats, console, every_sample=True)
+                samples += [{"of": side, **row} for row in all_samples(result)]
+                primary = config.task.primary_metric
+                failed = sum(result.failed.values())
+                without = f", {failed} episodes without a reward" if failed else ""
+                console.say(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
+                results.append(result)
+            found = _differences(results, config.evaluation.seed)
+            record = _record((one, other), names, results, found, overrides, exam)
+            target = root / "evaluations" / _file_name((one, other), config.evaluation.seed, overrides)
+            distributed.on_main(lambda: _write(target, record, samples))
+            for line in table(found, config.task.primary_metric):
+                console.say(line)
+            console.say(f"written to {target} and {samples_file(target).name}")
+    finally:
+        distributed.shutdown()
+    return target
+
+
+def table(differences: Mapping[str, Mapping[str, float]], primary: str) -> list[str]:
+    """The differences in words, the task's metric first."""
+    order = sorted(differences, key=lambda key: key != primary)
+    width = max(map(len, order), default=0) + 2
+    lines = [f"  {'metric':<{width}}{'one':>9}{'other':>9}{'one - other':>13}{'95 % interval':>22}{'p':>9}"]
+    for key in order:
+        row = differences[key]
+        interval = f"[{row['low']:.4f}, {row['high']:.4f}]"
+        lines.append(
+            f"  {key:<{width}}{row['one']:>9.4f}{row['other']:>9.4f}{row['difference']:>13.4f}{interval:>22}"
+            f"{row['p']:>9.4f}"
+        )
+    return lines
+
+
+def _differences(results: Sequence[Evaluation], seed: int) -> dict[str, dict[str, float]]:
+    """Of each metric that both have for some same row."""
+    one, other = map(by_row, results)
+    found = {key: paired(values, other[key], seed) for key, values in one.items() if key in other}
+    return {key: row for key, row in found.items() if row["rows"]}
+
+
+def _record(
+    sides: tuple[Side, Side],
+    names: tuple[str, str],
+    results: Sequence[Evaluation],
+    differences: Mapping[str, Mapping[str, float]],
+    overrides: Sequence[str],
+    exam: Examination,
+) -> dict[str, Any]:
+    config = exam.config
+    told = {
+        side: {
+            "name": name,
+            **subject.told,
+            "models": subject.models,
+            "failed": result.failed,
+            "metrics": finite(result.metrics),
+        }
+        for side, name, (_, subject), result in zip(SIDES, names, sides, results, strict=True)
+    }
+    return {
+        **told,
+        "overrides": list(overrides),
+        "rows": len(exam.asked),
+        "too_long": exam.too_long,
+        "trained_on": exam.trained_on,
+        "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
+        "primary_metric": config.task.primary_metric,
+        "differences": {key: finite(row) for key, row in differences.items()},
+    }
+
+
+def _file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) -> str:
+    """The same for the same comparison."""
+    others = [text for text in overrides if not text.startswith("evaluation.seed=")]
+    models = [[subject.told, subject.models] for _, subject in sides]
+    identity = json.dumps([models, others], sort_keys=True)
+    return f"compare-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}.json"
+
+
+def _write(target: Path, record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    with storing(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_samples(samples_file(target), samples)
+        write_atomically(target, json.dumps(kept(dict(record)), indent=1) + "\n")

@@ -1,0 +1,354 @@
+"""Cross-play: agents of one checkpoint beside agents of another, on the same held-out examples."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
+from ippo_cli.config.schema import Config, Dtype
+from ippo_cli.config.secrets import kept
+from ippo_cli.config.teams import holders
+from ippo_cli.engine import distributed
+from ippo_cli.evaluation.estimates import by_row
+from ippo_cli.evaluation.evaluate_run import Examination, Subject, adapters_of, examination, find_weights, load_policies
+from ippo_cli.models.shape import actor_shape, empty_model, load_config
+from ippo_cli.training.checkpoint import INITIAL
+from ippo_cli.training.console import Console
+from ippo_cli.training.evaluate import Evaluation
+from ippo_cli.training.folder import all_checkpoints, write_atomically
+from ippo_cli.training.heat_map import NO_PICTURE, can_draw, draw
+from ippo_cli.training.planning.memory import GIB
+from ippo_cli.training.planning.preflight import device_kind, this_machine
+from ippo_cli.training.process import prepare_process
+from ippo_cli.training.run import finite
+
+ALL = "all"
+Pairing = tuple[int, ...]
+"""Whom each agent comes from: numbers of origins, in the order of the agents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where agents come from: a checkpoint of a run."""
+
+    name: str
+    config: Config  # of the run
+    subject: Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One agent beside partners: of each origin (rows) beside the others of each origin (columns)."""
+
+    agent: str
+    others: list[str]
+    metric: str
+    scores: list[list[float]]
+    standard_errors: list[list[float]]  # over the held-out rows; NaN where there are fewer than two
+    self_play: float  # mean of the diagonal: agents that were trained together
+    cross_play: float  # mean off the diagonal
+    gap: float  # self_play - cross_play
+    gap_standard_error: float  # over the rows, which are the same ones in all cells
+
+
+def cross_play(
+    configs: Mapping[Path, Config],
+    checkpoints: Sequence[str],
+    overrides: Sequence[str],
+    trained: Mapping[Path, Config] = MappingProxyType({}),
+) -> Path:
+    """Score every pairing of the checkpoints of one run or several. Returns the folder of what is written.
+
+    `configs`: each run's configuration by its folder. `checkpoints`: names as `find_weights` takes them, or `all`.
+    Every pairing is asked about the held-out examples of the first run, with the same random numbers, but for those
+    that another one was trained on: `trained` says with what, where seeds differ.
+    """
+    origins = _origins(configs, checkpoints)
+    config, root = origins[0].config, next(iter(configs))
+    agents = list(config.task.agents)
+    pairings = list(dict.fromkeys(pairing for agent in agents for _, _, pairing in cells(agents, agent, len(origins))))
+    weights = _refuse_too_many(origins)
+    device = prepare_process(config)
+    try:
+        with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
+            exam = exam.new_to(trained)
+            console.say(
+                f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.asked)} held-out rows; "
+                f"{weights.models} models are loaded once, {weights.shown} of weights on this {device.type}"
+            )
+            for line in exam.left_out:
+                console.say(line)
+            if not can_draw():
+                console.warn([NO_PICTURE])
+            loaded: dict[Any, Any] = {}
+            players = [load_policies(origin.config, origin.subject, device, loaded) for origin in origins]
+            teams = [_team(players, agents, pairing) for pairing in pairings]
+            formats = [exam.formats(team) for team in teams]  # what cannot be asked is told before anybody is
+            exam = exam.fitting(list(zip(teams, formats, strict=True)))
+            found: dict[Pairing, Evaluation] = {}
+            for pairing, team, asked in zip(pairings, teams, formats, strict=True):
+                found[pairing] = exam.scores(team, asked, console)
+            tables = _tables(agents, len(origins), found, config.task.primary_metric)
+            names = [origin.name for origin in origins]
+            target = root / "evaluations" / _folder_name(origins, config.evaluation.seed, overrides)
+            record = _record(origins, agents, found, tables, overrides, exam, weights)
+            distributed.on_main(lambda: _write(target, record, tables, names))
+            for table in tables:
+                for line in shown(table, names):
+                    console.say(line)
+            console.say(f"written to {target}")
+    finally:
+        distributed.shutdown()
+    return target
+
+
+def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list[Origin]:
+    """Every checkpoint that is named, of every run; what is named twice is there once. Raises `ConfigError`."""
+    found: list[tuple[Path, Config, Subject]] = []
+    for folder, config in configs.items():
+        there = [INITIAL, *(str(int(path.name.split("_")[1])) for path in all_checkpoints(folder / "checkpoints"))]
+        for checkpoint in there if list(checkpoints) == [ALL] else checkpoints:
+            try:
+                subject = find_weights(folder, checkpoint, holders(config), adapters_of(config))
+            except ResumeError as error:
+                raise ConfigError(
+                    f"checkpoints={checkpoint}", f"cannot be used ({error})", "name others, or checkpoints=all"
+                ) from error
+            if all(subject.told != known.told for _, _, known in found):
+                found.append((folder, config, subject))
+    if len(found) < 2:
+        raise ConfigError(
+            "crossplay=true",
+            "needs agents of at least two checkpoints",
+            "give several runs, run=[A,B], or several checkpoints, checkpoints=all",
+        )
+    if len(next(iter(configs.values())).task.agents) < 2:
+        raise ConfigError("crossplay=true", "needs agents with partners, and this task has one agent", "leave it out")
+    runs = _run_names(configs)
+    several = len({folder for folder, _, _ in found}) > 1
+    each = len({subject.name for _, _, subject in found}) > 1
+    return [
+        Origin(
+            name="/".join([*([runs[folder]] if several else []), *([subject.name] if each or not several else [])]),
+            config=config,
+            subject=subject,
+        )
+        for folder, config, subject in found
+    ]
+
+
+def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
+    """Runs by as many of the last parts of their paths as tell them apart, and by their seeds where these differ."""
+    parts = 1
+    while len({folder.parts[-parts:] for folder in configs}) < len(configs):
+        parts += 1
+    seeds = {folder: f" (seed {config.seed})" for folder, config in configs.items()}
+    differ = len(set(seeds.values())) > 1
+    return {folder: "/".join(folder.parts[-parts:]) + (seeds[folder] if differ else "") for folder in configs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    """Of all models together, each once."""
+
+    models: int
+    size: float  # bytes
+
+    @property
+    def shown(self) -> str:
+        return f"{self.size / GIB:.2f} GiB" if self.size >= GIB else f"{self.size / 2**20:.1f} MiB"
+
+
+def _refuse_too_many(origins: Sequence[Origin]) -> _Weights:
+    """What all models take. Raises `PreflightError` where they do not fit into this machine together."""
+    sizes: dict[tuple[str, str | None, str], float] = {}
+    for origin in origins:
+        for name, agent in origin.config.task.agents.items():
+            record, dtype = origin.subject.models[name], agent.actor.dtype
+            key = (record["model"], record["commit"], dtype.value)
+            if key not in sizes:
+                shape = actor_shape(empty_model(load_config(record["model"], record["commit"])))
+                sizes[key] = shape.parameters * (4.0 if dtype is Dtype.fp32 else 2.0)
+    weights = _Weights(models=len(sizes), size=sum(sizes.values()))
+    machine = this_machine(device_kind(origins[0].config.launch.device), 1)
+    lacking = machine.lacks(weights.size, 0.0)
+    if lacking is not None:
+        raise PreflightError(
+            f"crossplay=true holds {weights.models} models, {weights.shown} of weights, and this {lacking[0]} has "
+            f"{lacking[2] / GIB:.1f} GiB; name fewer checkpoints or runs, or use actor.dtype=bf16"
+        )
+    return weights
+
+
+def cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
+    """Row, column and pairing of one agent's table: it comes from the row's origin, all others from the column's."""
+    for row in range(origins):
+        for column in range(origins):
+            yield row, column, tuple(row if name == agent else column for name in agents)
+
+
+def _team(
+    players: Sequence[Mapping[str, FrozenAgent]], agents: Sequence[str], pairing: Pairing
+) -> dict[str, FrozenAgent]:
+    return {name: players[origin][name] for name, origin in zip(agents, pairing, strict=True)}
+
+
+def _tables(agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluation], primary: str) -> list[Table]:
+    """Of the task's metric where all agents are paid the same, else of each agent's own score.
+
+    With two agents who are paid the same one table says all: the other's is its transpose.
+    """
+    mode = primary.partition("/")[0]
+    rows = {pairing: by_row(one) for pairing, one in found.items()}
+    own = {name: f"{mode}/{name}/score" for name in agents}
+    alike = all(_equal(each[own[name]], each[own[agents[0]]]) for each in rows.values() for name in agents[1:])
+    shown = agents[:1] if alike and len(agents) == 2 else agents
+    return [_table(agents, name, origins, primary if alike else own[name], found, rows) for name in shown]
+
+
+def _equal(scores: Tensor, others: Tensor) -> bool:
+    """Whether two agents had the same scores wherever both had one: who did not speak in an episode has none in it."""
+    both = torch.isfinite(scores) & torch.isfinite(others)
+    return torch.equal(scores[both], others[both])
+
+
+def _table(
+    agents: Sequence[str],
+    agent: str,
+    origins: int,
+    metric: str,
+    found: Mapping[Pairing, Evaluation],
+    rows: Mapping[Pairing, Mapping[str, Tensor]],
+) -> Table:
+    scores = [[0.0] * origins for _ in range(origins)]
+    errors = [[0.0] * origins for _ in range(origins)]
+    together, apart = [], []
+    for row, column, pairing in cells(agents, agent, origins):
+        of_rows = rows[pairing].get(metric)
+        scores[row][column] = found[pairing].metrics[metric]
+        errors[row][column] = math.nan if of_rows is None else standard_error(of_rows)
+        (together if row == column else apart).append((scores[row][column], of_rows))
+    self_play, cross = (sum(score for score, _ in part) / len(part) for part in (together, apart))
+    return Table(
+        agent=agent,
+        others=[name for name in agents if name != agent],
+        metric=metric,
+        scores=scores,
+        standard_errors=errors,
+        self_play=self_play,
+        cross_play=cross,
+        gap=self_play - cross,
+        gap_standard_error=_gap_error([part for _, part in together], [part for _, part in apart]),
+    )
+
+
+def standard_error(values: Tensor) -> float:
+    """Of the mean of those that are there; NaN where fewer than two are."""
+    there = values[torch.isfinite(values)]
+    return float(there.std() / math.sqrt(len(there))) if len(there) > 1 else math.nan
+
+
+def _gap_error(together: Sequence[Tensor | None], apart: Sequence[Tensor | None]) -> float:
+    """Of self-play minus cross-play, row by row: all cells have the same examples and random numbers."""
+    if any(part is None for part in (*together, *apart)):
+        return math.nan
+    own, cross = (
+        torch.stack([part for part in parts if part is not None]).nanmean(dim=0) for parts in (together, apart)
+    )
+    return standard_error(own - cross)
+
+
+def shown(table: Table, names: Sequence[str]) -> list[str]:
+    """A table in words, rows numbered by their origins."""
+    label = max(len(table.agent) + 8, *(len(f"[{number}] {name}") for number, name in enumerate(names))) + 2
+    heading = f"{table.agent} from"
+    lines = [f"{table.metric}: {table.agent} of a row beside {' '.join(table.others)} of a column"]
+    lines.append(f"{heading:<{label}}" + "".join(f"{f'[{number}]':>16}" for number in range(len(names))))
+    for number, name in enumerate(names):
+        cells = zip(table.scores[number], table.standard_errors[number], strict=True)
+        lines.append(
+            f"{f'[{number}] {name}':<{label}}"
+            + "".join(f"{f'{score:.3f} ± {error:.3f}':>16}" for score, error in cells)
+        )
+    lines.append(
+        f"self-play {table.self_play:.3f}, cross-play {table.cross_play:.3f}, "
+        f"gap {table.gap:.3f} ± {table.gap_standard_error:.3f} ({table.metric})"
+    )
+    return lines
+
+
+def _record(
+    origins: Sequence[Origin],
+    agents: Sequence[str],
+    found: Mapping[Pairing, Evaluation],
+    tables: Sequence[Table],
+    overrides: Sequence[str],
+    exam: Examination,
+    weights: _Weights,
+) -> dict[str, Any]:
+    config = origins[0].config
+    return {
+        "origins": [
+            {"name": origin.name, **origin.subject.told, "seed": origin.config.seed, "models": origin.subject.models}
+            for origin in origins
+        ],
+        "agents": list(agents),
+        "overrides": list(overrides),
+        "seed": config.seed,
+        "evaluation_seed": config.evaluation.seed,
+        "rows": len(exam.asked),
+        "trained_on": exam.trained_on,
+        "models": weights.models,
+        "weight_bytes": weights.size,
+        "primary_metric": config.task.primary_metric,
+        "tables": [finite(vars(table)) for table in tables],
+        "pairings": [
+            {
+                "agents": {name: origins[origin].name for name, origin in zip(agents, pairing, strict=True)},
+                "metrics": finite(one.metrics),
+            }
+            for pairing, one in found.items()
+        ],
+    }
+
+
+def _folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:
+    """The same for the same cross-play."""
+    others = [text for text in overrides if not text.startswith("evaluation.seed=")]
+    identity = json.dumps([[origin.subject.told for origin in origins], others], sort_keys=True)
+    return f"crossplay-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+
+
+def _write(target: Path, record: dict[str, Any], tables: Sequence[Table], names: Sequence[str]) -> None:
+    with storing(str(target)):
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / "crossplay.json", json.dumps(kept(record), indent=1) + "\n")
+        write_atomically(target / "crossplay.csv", _csv(tables, names))
+        if can_draw():
+            draw(tables, names, target / "crossplay.png")
+
+
+def _csv(tables: Sequence[Table], names: Sequence[str]) -> str:
+    """A line for each cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["metric", "agent", "agent_from", "others_from", "score", "standard_error"])
+    for table in tables:
+        for row, origin in enumerate(names):
+            for column, partner in enumerate(names):
+                cell = table.scores[row][column], table.standard_errors[row][column]
+                writer.writerow([table.metric, table.agent, origin, partner, *cell])
+    return text.getvalue()

@@ -1,0 +1,223 @@
+"""Exporting a run's agents: a Hugging Face folder for each, seen to compute the same once it is loaded from there.
+
+All is written beside the folder that is asked for, and gets its name by one renaming at the end: whatever stops an
+export leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.agents.frozen import frozen_agent
+from ippo_cli.config.errors import ConfigError, StorageError, storing
+from ippo_cli.config.schema import Config, LoraActorConfig, SamplingConfig
+from ippo_cli.config.teams import critics, holders
+from ippo_cli.engine import distributed
+from ippo_cli.evaluation.evaluate_run import Subject, adapters_of, find_weights
+from ippo_cli.evaluation.model_card import model_card
+from ippo_cli.models.actor import DTYPES
+from ippo_cli.models.agreement import agree, deviation, probe_ids
+from ippo_cli.rollout.decode import stop_ids
+from ippo_cli.training.checkpoint_files import sha256_of, sync_folder
+from ippo_cli.training.folder import from_here, write_atomically
+from ippo_cli.training.process import prepare_process
+
+LISTING = "export.json"
+ADAPTER_CONFIG = "adapter_config.json"
+PROBED = 64  # tokens whose logits are compared
+PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # on which tokenizers are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What of a run is exported, and where to."""
+
+    run: Path
+    checkpoint: str
+    to: Path
+    agents: Sequence[str]  # empty: all
+    merged: bool  # of agents with an adapter: with their base, as one model; else the adapter alone
+    critic: bool  # their critics as well
+    command: str  # that exports, for the model cards
+
+
+def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
+    """Write the folders, check them, and give them their name. Returns it. Raises `IppoError` where it cannot be."""
+    subject = find_weights(wanted.run, wanted.checkpoint, holders(config), adapters_of(config))
+    agents = list(wanted.agents) or list(config.task.agents)
+    if strangers := [name for name in agents if name not in config.task.agents]:
+        raise ConfigError(f"agent={strangers[0]}", "is no agent of this run", f"it has {' '.join(config.task.agents)}")
+    if not wanted.merged:
+        _refuse_without_adapter(config, agents)
+    if wanted.to.exists() and (not wanted.to.is_dir() or any(wanted.to.iterdir())):
+        raise ConfigError(f"to={wanted.to}", "is there already", "name a folder that is not there yet")
+    critic_folders = _critics(config, subject, wanted, agents) if wanted.critic else {}
+    device = prepare_process(config)
+    partial = wanted.to.with_name(f".{wanted.to.name}.partial")
+    try:
+        with storing(str(wanted.to)):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            checked: dict[str, Any] = {}
+            for name in agents:
+                policy = frozen_agent(name, subject.models[name], config.task.agents[name].actor, device, {})
+                _write(policy, subject.models[name], partial / name, config, name, merged=wanted.merged)
+                checked[name] = _check(policy, partial / name, config, name, merged=wanted.merged)
+                if name in critic_folders:
+                    _copy_critic(critic_folders[name], partial / name / "critic")
+                card = model_card(config, name, wanted.run, subject, wanted.command, merged=wanted.merged)
+                write_atomically(partial / name / "README.md", card)
+                error = checked[name]["deviation"]
+                say(f"{name}: loads as the same model: logits differ by {error:.1e} of their size at most")
+            _finish(partial, wanted, subject, checked)
+    finally:
+        distributed.shutdown()
+    say(f"written to {from_here(wanted.to)}: " + " ".join(f"{name}/" for name in agents))
+    return wanted.to
+
+
+def _refuse_without_adapter(config: Config, agents: Sequence[str]) -> None:
+    for name in agents:
+        if not isinstance(config.task.agents[name].actor, LoraActorConfig):
+            raise ConfigError(
+                "merged=false", f"asks for adapters, and agent {name} is trained as a whole", "leave it out"
+            )
+
+
+def _critics(config: Config, subject: Subject, wanted: Wanted, agents: Sequence[str]) -> dict[str, Path]:
+    """Where each agent's critic lies in the checkpoint; a value head by itself for `critic=value_head`."""
+    if "checkpoint" not in subject.told or not subject.told["iteration"]:
+        raise ConfigError("critic=true", "asks for critics, and there are none before training", "leave it out")
+    root = wanted.run / "checkpoints" / subject.name
+    own = {agent: name for name, members in critics(config).items() for agent in members}
+    found = {name: root / own.get(name, holders(config)[name]) / "critic" for name in agents}
+    if lacking := [name for name, folder in found.items() if not folder.is_dir()]:
+        raise ConfigError("critic=true", f"asks for the critic of {lacking[0]}, which has none", "leave it out")
+    return found
+
+
+def _write(
+    policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, *, merged: bool
+) -> None:
+    """What is loaded, as libraries read it. Files of a checkpoint that are a model already are copied as they are."""
+    source = Path(record["model"])
+    whole = "adapter" not in record
+    if whole and merged and source.is_dir():
+        target.mkdir()
+        for file in sorted(record["sha256"]):
+            if "/" not in file:
+                shutil.copyfile(source / file, target / file)
+    elif whole and not merged:  # a checkpoint of merged models keeps the adapter beside them
+        shutil.copytree(source / "adapter", target)
+        policy.tokenizer.save_pretrained(target)
+    else:
+        work = target.with_name(f"{target.name}.work")
+        folder, *_ = policy.policy.save(work, policy.policy.state_dict(), policy.tokenizer, merged=merged)
+        folder.rename(target)
+        shutil.rmtree(work)
+    if merged:
+        ends = stop_ids(policy.policy.lm, policy.tokenizer)
+        _write_generation(target, config.task.agents[name].rollout, policy.tokenizer, ends)
+        return
+    settings = json.loads((target / ADAPTER_CONFIG).read_text())
+    # What peft makes a model for by itself; a checkpoint's adapter may be a critic's.
+    (target / ADAPTER_CONFIG).write_text(json.dumps(settings | {"task_type": "CAUSAL_LM"}, indent=2) + "\n")
+
+
+def _write_generation(
+    target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
+) -> None:
+    """How the agent was sampled in training, as libraries sample unless they are told otherwise.
+
+    With stop strings `generate` wants `tokenizer=` and says so: that is better than going on where the run stopped.
+    """
+    GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p or None,
+        repetition_penalty=sampling.repetition_penalty,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens or None,
+        stop_strings=list(sampling.stop_strings) or None,
+        eos_token_id=list(ends) if len(ends) > 1 else next(iter(ends), None),
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(target)
+
+
+@torch.no_grad()
+def _check(policy: FrozenAgent, folder: Path, config: Config, name: str, *, merged: bool) -> dict[str, Any]:
+    """Load the folder as others would, and compare what it computes. Raises `StorageError` where that is not the same.
+
+    Positions moved by one are the mistake that a difference is held against.
+    """
+    dtype = DTYPES[config.task.agents[name].actor.dtype]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any
+    if merged:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    else:
+        from ippo_cli.models.lora import load_with_peft
+
+        model = load_with_peft(folder, dtype)
+    vocabulary = policy.model_config.get_text_config().vocab_size
+    device = policy.policy.lm.device
+    ids = probe_ids(PROBED, vocabulary, device)
+    model = model.to(device).eval()
+
+    def logits(model: Any, given: Tensor) -> Tensor:
+        return model(input_ids=given, use_cache=False).logits[0].float()
+
+    with policy.policy.reading():
+        expected = logits(policy.policy.lm, ids)
+        wrong = logits(policy.policy.lm, ids.roll(1, dims=1))
+    actual = logits(model, ids)
+    own = policy.tokenizer(PROBE_TEXT).input_ids
+    if tokenizer(PROBE_TEXT).input_ids != own:
+        raise StorageError(f"{folder}: its tokenizer reads a text in another way than the run's; nothing is exported")
+    typed = [part.to(dtype) for part in (actual, expected, wrong)]  # whose rounding is to be expected
+    if not agree(*([part] for part in typed)):
+        raise StorageError(
+            f"{folder}: loaded from there, agent {name} computes something else (logits differ by "
+            f"{deviation(actual, expected):.1e} of their size); nothing is exported"
+        )
+    return {"deviation": deviation(actual, expected), "probed_tokens": PROBED, "dtype": str(dtype)}
+
+
+def _copy_critic(source: Path, target: Path) -> None:
+    """The critic's folder, seen to hold the same."""
+    shutil.copytree(source, target)
+    for file in source.rglob("*"):
+        if file.is_file() and sha256_of(file) != sha256_of(target / file.relative_to(source)):
+            raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
+
+
+def _finish(partial: Path, wanted: Wanted, subject: Subject, checked: Mapping[str, Any]) -> None:
+    """List what is there, see that it is on the disk, and rename the folder."""
+    files = sorted(file for file in partial.rglob("*") if file.is_file())
+    listed = {
+        str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+    }
+    record = {**subject.told, "command": wanted.command, "agents": dict(checked), "files": listed}
+    write_atomically(partial / LISTING, json.dumps(record, indent=1) + "\n")
+    for file in files:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
+        sync_folder(folder)
+    if wanted.to.is_dir():
+        wanted.to.rmdir()
+    partial.rename(wanted.to)
+    sync_folder(wanted.to.parent)

@@ -1,0 +1,208 @@
+"""The model card of an exported agent: what it was trained on, for what, how, what it scores, and by which commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.schema import Config, JsonlConfig, LoraActorConfig
+from ippo_cli.config.secrets import kept
+from ippo_cli.evaluation.evaluate_run import Subject
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SHOWN_SCORES = 12
+
+
+def model_card(config: Config, agent: str, run: Path, subject: Subject, command: str, *, merged: bool) -> str:
+    """Markdown with the header that the hub reads."""
+    others = [name for name in config.task.agents if name != agent]
+    beside = f" beside {', '.join(others)}" if others else ""
+    iteration = subject.told.get("iteration", 0)
+    began = _began(config, agent)
+    parts = [
+        _header(config, agent, merged=merged),
+        f"# {agent}, of the run {config.name}",
+        f"A language model {'' if merged else 'adapter (peft, LoRA) '}trained by ippo-cli as the agent `{agent}`"
+        f"{beside}, after {iteration} iterations. It began as {began}.",
+        "## Use",
+        _block(_use(agent, merged=merged), "python"),
+        _sampled(config, agent, merged=merged),
+        "What it is told in training, with the fields of an example in braces"
+        + (", as the user's message of its chat template:" if _chats(config) else ":"),
+        _block("\n".join(_asked(config, agent))),
+        "## Data",
+        _block(_yaml(config.task, leave_out=("agents", "primary_metric"))),
+        "## Reward",
+        _block(_yaml(config.reward)),
+        "## Algorithm",
+        _block(
+            "\n".join(
+                [
+                    _yaml(config.algorithm),
+                    f"critic: {config.task.agents[agent].critic.kind.value}",
+                    f"team: {config.team.kind.value}",
+                    f"learning_rate: {config.task.agents[agent].actor.learning_rate:g}",
+                    f"iterations: {iteration}",
+                    f"samples per iteration: {config.rollout.buffer_size}",
+                    f"seed: {config.seed}",
+                ]
+            )
+        ),
+        "## Scores",
+        _scores(config, run, subject),
+        "## Commands",
+        _block("\n".join([*_lines(run / "command.txt"), command]), "bash"),
+        _block("\n".join(_versions(run))),
+    ]
+    return str(kept("\n\n".join(parts))) + "\n"
+
+
+def _header(config: Config, agent: str, *, merged: bool) -> str:
+    """What the hub reads of a card."""
+    model = config.task.agents[agent].actor
+    source = getattr(model, "model", None)
+    lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: text-generation"]
+    if source is not None and HUB_ID.fullmatch(str(source)) and not Path(str(source)).exists():
+        lines.append(f"base_model: {source}")
+    data = [config.task.train] if isinstance(config.task, JsonlConfig) else []
+    datasets = [name for name in data if isinstance(name, str) and HUB_ID.fullmatch(name) and not Path(name).exists()]
+    lines += ["datasets:", *(f"- {name}" for name in datasets)] if datasets else []
+    lines += ["tags:", "- reinforcement-learning", "- ppo", *(["- multi-agent"] if len(config.task.agents) > 1 else [])]
+    return "\n".join([*lines, "---"])
+
+
+def _began(config: Config, agent: str) -> str:
+    actor = config.task.agents[agent].actor
+    source = getattr(actor, "model", None)
+    adapter = " with a LoRA adapter" if isinstance(actor, LoraActorConfig) else ""
+    return f"a small model that the run made itself{adapter}" if source is None else f"`{source}`{adapter}"
+
+
+def _use(agent: str, *, merged: bool) -> str:
+    library, kind = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
+    return (
+        f"from {library} import {kind}\n"
+        "from transformers import AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{agent}")\n'
+        f'model = {kind}.from_pretrained("{agent}")'
+    )
+
+
+def _sampled(config: Config, agent: str, *, merged: bool) -> str:
+    """How responses were drawn in training, and what of that a library does by itself."""
+    sampling = config.task.agents[agent].rollout
+    does = (
+        "`generate` does the same unless it is told otherwise (`generation_config.json`)"
+        if merged
+        else "an adapter has no generation config, so tell `generate`"
+    )
+    ends = ", and needs `tokenizer=tokenizer` for the stop strings" if sampling.stop_strings else ""
+    return f"In training it was sampled as follows; {does}{ends}:\n\n{_block(_yaml(sampling))}"
+
+
+def _chats(config: Config) -> bool:
+    return isinstance(config.task, JsonlConfig) and config.task.chat_template is not False
+
+
+def _asked(config: Config, agent: str) -> Iterator[str]:
+    asked = config.task.agents[agent]
+    for key in ("system", "template", "turn_template"):
+        if (text := getattr(asked, key)) is not None:
+            yield f"{key}: {text}"
+
+
+def _scores(config: Config, run: Path, subject: Subject) -> str:
+    """Of the run's own evaluation of these weights and of those before training, and of evaluations since."""
+    rows = _evaluations(run)
+    before, now = rows.get(0, {}), rows.get(int(subject.told.get("iteration", 0)), {})
+    known = [key for key in dict.fromkeys([config.task.primary_metric, *now, *before]) if "/turn/" not in key]
+    lines = []
+    if known and (now or before):
+        lines = ["| held-out metric | before training | these weights |", "|---|---|---|"]
+        lines += [f"| `{key}` | {_number(before.get(key))} | {_number(now.get(key))} |" for key in known[:SHOWN_SCORES]]
+    for file in sorted((run / "evaluations").glob(f"{subject.name}-*.json")):
+        try:
+            found = json.loads(file.read_text())
+            metric, score, count = found["primary_metric"], found["score"], found["rows"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        interval = found.get("intervals", {}).get(metric)
+        certain = ""  # ends are null where one row alone was asked about
+        if interval is not None and interval["low"] is not None:
+            certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+        typed = " ".join(found.get("overrides", [])) or "as in training"
+        lines += [
+            "",
+            f"`ippo-eval` on {count} rows: `{metric}` {_number(score) or 'unknown'}{certain} ({_inline(typed)})",
+        ]
+    return "\n".join(lines) or "These weights were not evaluated."
+
+
+def _evaluations(run: Path) -> dict[int, dict[str, float]]:
+    """Held-out metrics by iteration."""
+    found: dict[int, dict[str, float]] = {}
+    for line in _lines(run / "metrics.jsonl"):
+        try:
+            row = json.loads(line)
+            scores = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+            if scores:
+                found[int(row["iteration"])] = scores
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _versions(run: Path) -> Iterator[str]:
+    try:
+        packages: Mapping[str, str] = json.loads((run / "env.json").read_text())["packages"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for name, version in packages.items():
+        yield f"{name} {version}"
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:
+    """The leaves of a group of keys that say something."""
+    lines: list[str] = []
+    for leaf in fields(node):
+        value = getattr(node, leaf.name)
+        if leaf.name in leave_out or value is None:
+            continue
+        if is_dataclass(value):
+            lines.append(_yaml(value, f"{prefix}{leaf.name}."))
+        else:
+            lines.append(f"{prefix}{leaf.name}: {_plain(value)}")
+    return "\n".join(line for line in lines if line)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    return str(getattr(value, "value", value))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _inline(text: str) -> str:
+    """Text between backticks, whatever it holds."""
+    ticks = "`" * (max([0, *map(len, re.findall("`+", text))]) + 1)
+    return f"{ticks}{text}{ticks}" if "`" not in (text[:1], text[-1:]) else f"{ticks} {text} {ticks}"
+
+
+def _block(text: str, language: str = "") -> str:
+    """Text as it is, behind a fence that is longer than any in it."""
+    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text)), 3)
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,0 +1,28 @@
+"""What is wrong with a run's task, environment or reward, told before anything is written or any model looked at."""
+
+from __future__ import annotations
+
+from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.schema import Config
+from ippo_cli.tasks.task import load_task
+
+
+def refuse_untrainable(config: Config, ranks: int) -> None:
+    """Raise what training would raise of the data, the user's code and the sizes.
+
+    A reward is made, and the device tried, where training is in this process. One that starts ranks stays beside them,
+    and a reward may hold a model: there the ranks tell what is wrong.
+    """
+    task = load_task(config.task, config.seed)
+    if ranks == 1:
+        from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs
+        from ippo_cli.rewards.contract import close_reward, reach_reward
+        from ippo_cli.training.planning.preflight import device_kind
+
+        device_kind(config.launch.device)
+        reward = build_reward(config.reward, config.task.agents)
+        try:
+            reach_reward(reward)
+        finally:
+            close_reward(reward)
+    arithmetic(config, ranks, len(task.train))

@@ -1,0 +1,147 @@
+"""`ippo-eval`'s work: whose weights it finds, and scores on disk that say what was evaluated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import small_config, train
+
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.load import load_config
+from ippo_cli.config.teams import holders
+from ippo_cli.evaluation.compare import compare
+from ippo_cli.evaluation.evaluate_run import (
+    evaluate_model,
+    evaluate_run,
+    file_name,
+    find_weights,
+    one_model,
+    samples_file,
+)
+
+
+def test_an_evaluation_with_other_settings_has_another_name() -> None:
+    assert file_name("step_00000002", 7, ["evaluation.seed=7"]) == "step_00000002-seed7.json"
+    names = {file_name("step_00000002", 7, [text]) for text in ("rollout.temperature=0.5", "rollout.temperature=0.7")}
+    assert len(names) == 2
+    assert all(name.startswith("step_00000002-seed7-") for name in names)
+    assert file_name("step_00000002", 7, ["rollout.temperature=0.5", "evaluation.seed=7"]) in names
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learns nothing, so that no evaluation is better than the one before training."""
+    return train(tmp_path_factory.mktemp("runs"), "num_iterations=1", "evaluation.every=0", "actor.learning_rate=0")
+
+
+def scores(written: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in written.items() if key.startswith(("sampled/", "greedy/"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("checkpoint", "name", "iteration"),
+    [
+        ("latest", "step_00000001", 1),
+        ("1", "step_00000001", 1),
+        ("initial", "initial", 0),
+        ("0", "initial", 0),
+        ("best", "initial", 0),
+    ],
+)
+def test_every_name_of_a_runs_weights_is_found_and_scores_as_the_run_did(
+    checkpoint: str, name: str, iteration: int, run: Path
+) -> None:
+    config, _ = small_config(run.parents[1])
+    written = json.loads(evaluate_run(config, run, checkpoint, []).read_text())
+    assert (written["checkpoint"], written["iteration"], written["run"]) == (name, iteration, str(run))
+    known = json.loads((run / "run.json").read_text())["evaluation"]["first" if iteration == 0 else "last"]
+    assert scores(written) == scores(known)
+    assert written["score"] == known["score"]
+    for agent in ("low", "high"):
+        model = Path(written["models"][agent]["model"])
+        assert model.is_relative_to(run)
+        assert "model.safetensors" in written["models"][agent]["sha256"]
+
+
+@pytest.mark.slow
+def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sample(run: Path) -> None:
+    typed = ["rollout.temperature=0.5", "evaluation.num_generations=2"]
+    config, _ = small_config(run.parents[1], *typed)
+    target = evaluate_run(config, run, "latest", typed)
+    assert target.name == file_name("step_00000001", 1234, typed)
+    written = json.loads(target.read_text())
+    assert written["overrides"] == typed
+    assert 0 <= written["sampled/score"] <= 1
+    assert (written["rows"], written["episodes"]) == (8, {"sampled": 16, "greedy": 8})
+    assert written["failed"] == {"sampled": 0, "greedy": 0}
+    for key in ("sampled/score", "sampled/exact/pass@2", "greedy/low/response_length"):
+        assert written["intervals"][key]["low"] <= written[key] <= written["intervals"][key]["high"]
+    samples = [json.loads(line) for line in samples_file(target).read_text().splitlines()]
+    assert [row["mode"] for row in samples] == ["sampled"] * 16 + ["greedy"] * 8
+    assert len({row["index"] for row in samples if row["mode"] == "sampled"}) == 16
+    exact = [row["parts"]["exact"] for row in samples if row["mode"] == "sampled"]
+    assert sum(exact) / 16 == pytest.approx(written["sampled/exact"])
+
+
+@pytest.mark.slow
+def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_model(run: Path) -> None:
+    config, _ = small_config(run.parents[1])
+    known = holders(config)
+    one = find_weights(run, "latest", known)
+    same = compare((config, one), (config, find_weights(run, "initial", known)), ("a", "b"), run, [])
+    written = json.loads(same.read_text())
+    assert written["differences"], "a run that learnt nothing differs from its beginning in nothing"
+    assert {(row["difference"], row["p"]) for row in written["differences"].values()} == {(0.0, 1.0)}
+    assert written["one"]["metrics"] == written["other"]["metrics"]
+    assert len(samples_file(same).read_text().splitlines()) == 2 * 16
+    low = one_model(config, str(run / "initial" / "low"))
+    other = json.loads(compare((config, one), (config, low), ("a", "low"), run, []).read_text())
+    assert {record["model"] for record in other["other"]["models"].values()} == {str(run / "initial" / "low")}
+    row = other["differences"]["sampled/high/response_length"]
+    assert row["one"] - row["other"] == pytest.approx(row["difference"])
+    assert other["one"]["metrics"] == written["one"]["metrics"]
+    assert any(row["difference"] for row in other["differences"].values()), "the other model says other things"
+
+
+@pytest.mark.slow
+def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> None:
+    low, high = (run / "initial" / name for name in ("low", "high"))
+    overrides = ["actor=full", f"actor.model={low}", f"task.agents.high.actor.model={high}", "actor.dtype=fp32"]
+    task = [
+        "task.train_size=48",
+        "task.eval_size=8",
+        "rollout.decode_batch_size=8",
+        "launch.threads=1",
+        "rollout.max_new_tokens=8",
+    ]
+    config = load_config([*overrides, *task, f"output_dir={tmp_path}", "tracker.console=plain"])
+    target = evaluate_model(config, overrides)
+    written = json.loads(target.read_text())
+    assert target.is_relative_to(tmp_path / "evaluations")
+    assert [written["models"][name]["model"] for name in ("low", "high")] == [str(low), str(high)]
+    assert written["task"] == "sorting"
+    assert scores(written) == scores(json.loads((run / "run.json").read_text())["evaluation"]["first"])
+
+
+@pytest.mark.slow
+def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with pytest.raises(ResumeError, match="no intact checkpoint=7; those there: 1, and initial"):
+        find_weights(copy, "7", {"low": "low"})
+    with pytest.raises(ConfigError, match="names solo, who is no agent of this run; it has high low"):
+        find_weights(copy, "latest", {"solo": "solo"})
+    state = json.loads((copy / "run.json").read_text())
+    state["evaluation"]["best"]["iteration"] = 3  # whose checkpoint could not be saved
+    (copy / "run.json").write_text(json.dumps(state))
+    with pytest.raises(ResumeError, match="no intact checkpoint=best, which is iteration 3; those there: 1"):
+        find_weights(copy, "best", {"low": "low"})
+    with (copy / "initial" / "low" / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
+        find_weights(copy, "initial", {"low": "low"})

@@ -1,0 +1,154 @@
+"""Exported agents: folders that libraries read, seen to be the run's weights, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from folders import model_folder
+from safetensors.torch import load_file, save_file
+from small import train
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ippo_cli.config.errors import ConfigError, StorageError
+from ippo_cli.config.load import from_yaml
+from ippo_cli.evaluation import export as module
+from ippo_cli.evaluation.chat import Talk, chat
+from ippo_cli.evaluation.evaluate_run import find_weights
+from ippo_cli.evaluation.export import Wanted, export
+from ippo_cli.models.critic import ValueModel
+from ippo_cli.training.sample_table import harmless
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One agent of its own model, and one with an adapter on another."""
+    root = tmp_path_factory.mktemp("runs")
+    model = model_folder(root / "model", "abcdefghijklmnopqrstuvwxyz= ", chat=False)
+    return train(
+        root,
+        "num_iterations=1",
+        "evaluation.every=0",
+        "actor.learning_rate=0.01",
+        "rollout.min_new_tokens=2",
+        "rollout.stop_strings=['==']",
+        "task.agents.low.actor.kind=lora",
+        f"task.agents.low.actor.model={model}",
+        "task.agents.low.actor.dtype=fp32",
+        "task.agents.low.actor.rank=4",
+    )
+
+
+def wanted(run: Path, to: Path, **changes: object) -> Wanted:
+    values = {"checkpoint": "latest", "agents": (), "merged": True, "critic": False, "command": "ippo-export run=x"}
+    return Wanted(run=run, to=to, **{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Path, tmp_path: Path) -> None:
+    config, said = from_yaml(run / "config.yaml"), list[str]()
+    to = export(config, wanted(run, tmp_path / "all", critic=True), said.append)
+    assert sorted(path.name for path in to.iterdir()) == ["export.json", "high", "low"]
+    assert not list(tmp_path.glob(".*")), "nothing beside it"
+    checkpoint = run / "checkpoints" / "step_00000001"
+    high = AutoModelForCausalLM.from_pretrained(to / "high")
+    trained = AutoModelForCausalLM.from_pretrained(checkpoint / "high" / "actor")
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(high.state_dict()[name], tensor), name
+    assert AutoTokenizer.from_pretrained(to / "low")("abc").input_ids
+    generation = high.generation_config
+    assert (generation.temperature, generation.max_new_tokens) == (1.0, 8)
+    assert (generation.min_new_tokens, generation.stop_strings) == (2, ["=="])
+    assert "stop_strings: [==]" in (to / "high" / "README.md").read_text()
+    values = ValueModel.from_pretrained(to / "high" / "critic").state_dict()
+    assert values["value_head.out.weight"].shape == (1, 32)
+    card = (to / "low" / "README.md").read_text()
+    score = json.loads((run / "run.json").read_text())["evaluation"]["last"]["sampled/score"]
+    for words in (
+        "library_name: transformers",
+        "kind: exact_match",
+        "objective: ",
+        f"{score:.4f}",
+        "ippo-export run=x",
+    ):
+        assert words in card, words
+    assert f"template: {config.task.agents['low'].template}" in card
+    record = json.loads((to / "export.json").read_text())
+    assert record["checkpoint"] == "step_00000001"
+    assert record["agents"]["high"]["deviation"] == 0.0
+    assert 0 < record["agents"]["low"]["deviation"] < 1e-4, "an adapter that was merged differs by rounding"
+    assert "low/model.safetensors" in record["files"]
+    with pytest.raises(ConfigError, match="is there already"):
+        export(config, wanted(run, to), said.append)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path: Path) -> None:
+    config = from_yaml(run / "config.yaml")
+    with pytest.raises(ConfigError, match="merged=false asks for adapters, and agent high is trained as a whole"):
+        export(config, wanted(run, tmp_path / "adapter", merged=False), print)
+    to = export(config, wanted(run, tmp_path / "adapter", merged=False, agents=["low"]), print)
+    assert (to / "low" / "adapter_model.safetensors").is_file()
+    assert not (to / "low" / "model.safetensors").exists()
+    assert "library_name: peft" in (to / "low" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, to = from_yaml(run / "config.yaml"), tmp_path / "bad"
+
+    def spoil(target: Path, *_: object) -> None:
+        weights = load_file(target / "model.safetensors")
+        weights["model.embed_tokens.weight"][3] += 1.0
+        save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+    with monkeypatch.context() as spoiling:
+        spoiling.setattr(module, "_write_generation", spoil)
+        with pytest.raises(StorageError, match="agent high computes something else"):
+            export(config, wanted(run, to, agents=["high"]), print)
+    assert not to.exists()
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(module, "_finish", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            export(config, wanted(run, to, agents=["high"]), print)
+    assert not to.exists()
+    assert export(config, wanted(run, to, agents=["high"]), print) == to, "what was left behind is in nobody's way"
+    with pytest.raises(ConfigError, match="agent=solo is no agent of this run; it has "):
+        export(config, wanted(run, tmp_path / "solo", agents=["solo"]), print)
+    with pytest.raises(ConfigError, match="there are none before training"):
+        export(config, wanted(run, tmp_path / "critic", checkpoint="initial", critic=True), print)
+
+
+@pytest.mark.slow
+def test_a_team_and_an_agent_answer_what_is_typed(run: Path) -> None:
+    config = from_yaml(run / "config.yaml")
+    subject = find_weights(run, "latest", {"low": "low", "high": "high"}, {"low": ("low", None)})
+
+    def talk(typed: list[str], agent: str | None, **how: bool) -> list[str]:
+        lines: Iterator[str] = iter(typed)
+        said: list[str] = []
+        settings = Talk(**{"seed": 0, "greedy": True, "raw": False, **how})  # type: ignore[arg-type]
+        chat(config, subject, agent, settings, lambda _: next(lines, None), said.append)
+        return said[1:]
+
+    team = talk(["badcfe", "", "fedcba", "/exit"], None)
+    assert [line.split(">")[0] for line in team] == [*config.task.agents] * 2
+    alone = talk(["badcfe", "abc", "/reset", "badcfe"], "high")
+    assert len(alone) == 3
+    assert alone[0] == alone[2] == next(line for line in team if line.startswith("high>")), "one question, one answer"
+    assert alone[0] != talk(["badcfe"], "high", raw=True)[0], "without its template it is asked something else"
+    with pytest.raises(ConfigError, match="agent=solo is nobody here"):
+        talk([], "solo")
+
+
+def test_text_of_models_does_not_act_on_a_terminal() -> None:
+    assert harmless("\x1b[2Jone\ntwo \x07\u202e\ud800") == "\\x1b[2Jone\ntwo \\x07\\u202e\\ud800"
