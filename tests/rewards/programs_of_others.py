@@ -95,7 +95,7 @@ FORGERIES: dict[str, str] = {
         "        found += [str(v) for v in frame.f_locals.values()]\n"
         "        frame = frame.f_back\n"
         "    text = ' '.join(found + sys.argv + [str(o) for o in gc.get_objects() if isinstance(o, str)])\n"
-        "    return 4242 if '4242' in text else None"
+        "    return 42424242424242 if '42424242424242' in text else None"
     ),
     "raise what tests raise": "def double(x): raise AssertionError('passed')",
     "raise what ends the tests": "def double(x): raise StopIteration",

@@ -17,7 +17,8 @@ from ippo_cli.rewards.code.program import code_of
 from ippo_cli.rewards.processes import Processes
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
-TEST = "def check(candidate):\n    assert candidate(2121) == 4242\n    assert candidate(1) == 2\n"
+# Numbers of so many digits stand in no address or nonce by chance, where a forgery looks for them.
+TEST = "def check(candidate):\n    assert candidate(21212121212121) == 42424242424242\n    assert candidate(1) == 2\n"
 PROMPT = "def double(x):\n    '''Twice x.'''\n"
 
 
@@ -47,7 +48,7 @@ def test_no_wrong_program_seems_right(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "parses", "defines", "share"),
     [
-        ("def double(x): return 4242", 1.0, 1.0, 0.5),
+        ("def double(x): return 42424242424242", 1.0, 1.0, 0.5),
         ("def double(x): return x / 0", 1.0, 1.0, 0.0),
         ("I do not know.", 0.0, 0.0, 0.0),
         ("", 0.0, 0.0, 0.0),
