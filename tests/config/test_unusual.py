@@ -36,7 +36,6 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
         ),
         ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),
-        ("unused_chat_template", {}, {"unused_templates": ["solo"]}, "the tokenizer of solo has a chat template"),
         ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholders as answers (my.py:3: KeyError: 'x')"),
         ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
     ],

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 from small import a_trainer, train
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import text_width
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.training.unusual import RULES, WINDOW, unused_templates, unusual_rows
+from ippo_cli.training.unusual import RULES, WINDOW, unusual_rows
 
 Row = dict[str, float]
 RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded job
@@ -172,19 +169,6 @@ def test_a_probe_whose_answers_are_as_long_as_its_limit_is_not_warned_of() -> No
         for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})
     ]
     assert told(rows, probe) == {}
-
-
-def test_a_chat_template_that_no_prompt_is_in_is_found(config: Config) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-
-    def unused(template: str | None, *, used: bool) -> list[str]:
-        tokenizer.chat_template = template
-        low = PromptFormat("low", tokenizer, chat_template=used, max_prompt_tokens=9)
-        return unused_templates({"low": low}, config.task.agents, {"letters": "abc"})
-
-    assert unused("{{ messages[0].content }}<end>", used=False) == ["low"]
-    assert unused("{{ messages[0].content }}<end>", used=True) == []
-    assert unused(None, used=False) == []
 
 
 def warnings(folder: Path) -> dict[str, Any]:

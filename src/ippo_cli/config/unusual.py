@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import Arithmetic
@@ -36,7 +36,6 @@ class Settings:
     train_rows: int
     dry_failure: str = ""  # what the user's code raised where placeholders stood for answers
     newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
-    unused_templates: Sequence[str] = ()  # agents whose tokenizer has a chat template that their prompts are not in
 
 
 def unusual_settings(settings: Settings) -> dict[str, str]:
@@ -115,15 +114,6 @@ def _warmups(settings: Settings) -> str | None:
     )
 
 
-def _unused_template(settings: Settings) -> str | None:
-    if not settings.unused_templates or not isinstance(settings.config.task, JsonlConfig):
-        return None
-    return (
-        f"the tokenizer of {listed(settings.unused_templates)} has a chat template and the prompts are not in it; "
-        "use task.chat_template=true for an instruction-tuned model"
-    )
-
-
 def _dry_failure(settings: Settings) -> str | None:
     if not settings.dry_failure:
         return None
@@ -193,7 +183,6 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "few_prompts": _few_prompts,
     "passes": _passes,
     "warmups": _warmups,
-    "unused_chat_template": _unused_template,
     "dry_run": _dry_failure,
     "older_environment": _older_environment,
     "equal_prompts": _equal_prompts,

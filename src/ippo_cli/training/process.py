@@ -230,7 +230,7 @@ def _build_trainer(
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    unusual = unusual_start(config, plan, task) | too_long(config, lengths, material.contexts)
     unusual |= long_views(material)
     console.warn(run.note(unusual))
     source = _experience_source(

@@ -13,18 +13,14 @@ from ippo_cli.config.schema import (
     GridConfig,
     History,
     LettersConfig,
-    PromptConfig,
     ValueUnit,
     WorldConfig,
 )
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import listed
 from ippo_cli.config.unusual import Settings, unusual_settings
-from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task
-from ippo_cli.tasks.templates import first_message
 from ippo_cli.tasks.worlds.build import newer_environment
-from ippo_cli.types import Example
 
 Row = Mapping[str, float]
 
@@ -44,32 +40,17 @@ def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
     return {name: text for name, text in said.items() if text is not None}
 
 
-def unusual_start(config: Config, plan: Arithmetic, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, str]:
+def unusual_start(config: Config, plan: Arithmetic, task: Task) -> dict[str, str]:
     """What is unusual before the first iteration."""
-    unused = unused_templates(formats, config.task.agents, task.train[0])
     return unusual_settings(
         Settings(
             config=config,
             plan=plan,
             train_rows=len(task.train),
-            unused_templates=unused,
             dry_failure=task.dry_run.failure,
             newer_environment=newer_environment(config.task) if isinstance(config.task, WorldConfig) else None,
         )
     )
-
-
-def unused_templates(
-    formats: Mapping[str, PromptFormat], agents: Mapping[str, PromptConfig], example: Example
-) -> list[str]:
-    """Agents whose tokenizer has a chat template, and whose prompts are their bare texts."""
-    told = {name: first_message(name, agents[name], example) for name in formats}
-    return [
-        name
-        for name, prompt_format in formats.items()
-        if getattr(prompt_format.tokenizer, "chat_template", None) is not None
-        and prompt_format.text(told[name]) == told[name]
-    ]
 
 
 def _truncated(rows: Sequence[Row], config: Config) -> str | None:

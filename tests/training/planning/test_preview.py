@@ -100,11 +100,11 @@ def test_a_world_that_fails_on_a_placeholder_is_shown_up_to_there_and_warned_of(
     config, task, formats = own_world("int(action)")
     shown = preview(task, formats)
     assert (len(shown.turns), shown.end) == (1, "fails here with placeholders as answers")
-    said = unusual_start(config, arithmetic(config, 1, len(task.train)), task, formats)["dry_run"]
+    said = unusual_start(config, arithmetic(config, 1, len(task.train)), task)["dry_run"]
     assert "'(what player says)'" in said
     assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in said
-    right = own_world("int(action)", "def actions(self): return ['1', '2']")
-    assert "dry_run" not in unusual_start(right[0], arithmetic(right[0], 1, 9), *right[1:])
+    config, task, _ = own_world("int(action)", "def actions(self): return ['1', '2']")
+    assert "dry_run" not in unusual_start(config, arithmetic(config, 1, 9), task)
 
 
 def test_how_the_shown_episode_ends_is_told(tmp_path, monkeypatch) -> None:

@@ -77,7 +77,7 @@ def show_plan(config: Config) -> None:
     _show_critics(material)
     _show_prompts(config, task, formats, material)
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    unusual = unusual_start(config, plan, task, formats) | too_long(config, lengths, material.contexts)
+    unusual = unusual_start(config, plan, task) | too_long(config, lengths, material.contexts)
     unusual |= long_views(material)
     for text in unusual.values():
         _say("warning", text)
