@@ -57,24 +57,25 @@ def test_word_problems_have_three_numbers_and_an_answer_that_a_child_could_give(
 
 
 @pytest.mark.parametrize(
-    ("begins", "asks", "answer"),
+    ("begins", "asks", "steps"),
     [
-        ("finds", "How many are left", lambda a, b, c: a + b - c),
-        ("boxes of", "How many are left", lambda a, b, c: a * b - c),
-        ("bags of", "in all", lambda a, b, c: a + b * c),
-        ("on a table", "remain", lambda a, b, c: a - b - c),
-        ("on Tuesday", "dollars is that", lambda a, b, c: (a + b) * c),
-        ("sells the rest", "dollars is that", lambda a, b, c: (a - b) * c),
-        ("needs", "still missing", lambda a, b, c: a - b - c),
-        ("pages a day", "pages is that", lambda a, b, c: a * b + c),
+        ("finds", "How many are left", lambda a, b, c: [a + b, a + b - c]),
+        ("boxes of", "How many are left", lambda a, b, c: [a * b, a * b - c]),
+        ("bags of", "in all", lambda a, b, c: [b * c, a + b * c]),
+        ("on a table", "remain", lambda a, b, c: [a - b, a - b - c]),
+        ("on Tuesday", "dollars is that", lambda a, b, c: [a + b, (a + b) * c]),
+        ("sells the rest", "dollars is that", lambda a, b, c: [a - b, (a - b) * c]),
+        ("needs", "still missing", lambda a, b, c: [a - b, a - b - c]),
+        ("pages a day", "pages is that", lambda a, b, c: [a * b, a * b + c]),
     ],
 )
-def test_answers_are_those_of_the_questions(begins: str, asks: str, answer: Callable[..., int]) -> None:
+def test_steps_and_answers_are_those_of_the_questions(begins: str, asks: str, steps: Callable[..., list[int]]) -> None:
     rows = [row for row in word_problems.train() if begins in row["question"]]
     assert len(rows) == 250
     for row in rows:
         assert asks in row["question"]
-        assert row["answer"] == answer(*numbers_of(row))
+        assert row["steps"] == steps(*numbers_of(row))
+        assert row["answer"] == row["steps"][-1]
 
 
 def test_numbers_of_a_held_out_problem_are_new_to_its_template() -> None:
@@ -97,7 +98,7 @@ def test_numbers_of_a_held_out_problem_are_new_to_its_template() -> None:
     [
         ("arithmetic", {"solo": "What is 30 + 20? Answer with the number only."}),
         ("arithmetic_pair", {"add": "What is 30 + 20?", "subtract": "What is 30 - 20?"}),
-        ("word_problems", {"solver": "Answer with the number only."}),
+        ("word_problems", {"solver": "Q: David has 6 shells, finds 20 more"}),
         ("writing", {"brief": "Write one short sentence about the history of bread.", "long": "the history of bread"}),
     ],
 )

@@ -58,5 +58,9 @@ def parts_of(text: str, wanted: Decimal | None) -> dict[str, float]:
     number = last_number(text)
     if number is None:
         return {"right": 0.0, "near": 0.0, "bare": bare}
-    error = abs(number - wanted) / max(abs(wanted), Decimal(1))
-    return {"right": float(number == wanted), "near": float(max(Decimal(0), 1 - error)), "bare": bare}
+    return {"right": float(number == wanted), "near": nearness(number, wanted), "bare": bare}
+
+
+def nearness(number: Decimal, wanted: Decimal) -> float:
+    """1 less the error as a share of the wanted number, which counts as 1 if it is smaller; at least 0."""
+    return float(max(Decimal(0), 1 - abs(number - wanted) / max(abs(wanted), Decimal(1))))
