@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from survival import ended, fingerprint, start_job, timed
 from ippo_cli.training.folder import read_state
 
 WHERE = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ("src", "conf")
 Found = dict[str, Any]
 """What came of a case: `broken` where a promise did not hold, and numbers by their names."""
 
@@ -25,12 +29,25 @@ class Failed(Exception):
     """A promise that did not hold."""
 
 
+def program_commit() -> str:
+    """The commit that changed the program last; with a `+` where it was changed since."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(
+            ["git", *command, "--", *PROGRAM], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+
+    return (git("log", "-1", "--format=%h") or "unknown") + ("+" if git("status", "--porcelain") else "")
+
+
 class Book:
     """One part of a campaign: its cases, each of which is done once, and the runs that they are compared with."""
 
-    def __init__(self, folder: Path, deadline: float) -> None:
+    def __init__(self, folder: Path, deadline: float, only: str = "") -> None:
         self.folder = folder
         self.deadline = deadline  # of this piece, on the monotonic clock
+        self._only = re.compile(only)  # found in the names of the cases that are done
+        self._commit = program_commit()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "cases.jsonl"
 
@@ -47,7 +64,7 @@ class Book:
     def do(self, case: str, work: Callable[[Path], Found]) -> None:
         """Do one case in a folder of its own, which is removed unless a promise did not hold; one that is done is not
         done again."""
-        if case in self.cases or self.over():
+        if case in self.cases or self.over() or not self._only.search(case):
             return
         place = self.folder / case
         shutil.rmtree(place, ignore_errors=True)  # of a piece that was cut off
@@ -63,7 +80,7 @@ class Book:
 
     def note(self, case: str, found: Found) -> None:
         with self._file.open("a") as file:
-            file.write(json.dumps({"case": case, "where": WHERE} | found) + "\n")
+            file.write(json.dumps({"case": case, "where": WHERE, "commit": self._commit} | found) + "\n")
 
     def whole(self, *overrides: str, name: str = "whole") -> tuple[Any, float]:
         """The fingerprint of a job that nothing happens to, and its seconds; made once."""

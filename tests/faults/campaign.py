@@ -417,6 +417,7 @@ def main() -> int:
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="between two kills of the soak")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="REGEX", help="the cases in whose names it is found; a row apart")
     parser.add_argument("--folder", type=Path, help="where what was done is kept, to go on with it")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which nothing new is begun")
     asked = parser.parse_args()
@@ -442,14 +443,15 @@ def main() -> int:
         parser.error(f"parts are {' '.join(PARTS)}; one half of two is named as in 'kills, one rank'")
     chosen = {name: part for name, part in parts.items() if {name, name.partition(",")[0]} & wanted}
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
-        return run_parts(chosen, asked.folder or Path(temporary), time.monotonic() + 60 * asked.minutes)
+        deadline = time.monotonic() + 60 * asked.minutes
+        return run_parts(chosen, asked.folder or Path(temporary), deadline, asked.only)
 
 
-def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: float) -> int:
+def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: float, only: str = "") -> int:
     """Do what is left of these parts until the deadline, and put what came of them into the page. The exit code."""
     lines, failed = [], False
     for name, part in parts.items():
-        book = Book(folder / name.replace(", ", "-").replace(" ", "-"), deadline)
+        book = Book(folder / name.replace(", ", "-").replace(" ", "-"), deadline, only)
         print(f"{name} ...", flush=True)
         try:
             with redirect_stdout(io.StringIO()):  # what the runs themselves say
@@ -463,26 +465,40 @@ def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: f
         failed = failed or bool(broken)
         minutes = (total(book, "seconds") + total(book, "whole_seconds") + total(book, "killed_seconds")) / 60
         came = f"**broken**: {'; '.join(broken)}" if broken else said
-        lines.append(f"| {name} | {came} | {minutes:.1f} | {found_where(book)} |")
+        lines.append(f"| {name} | {told(book, 'commit')} | {came} | {minutes:.1f} | {told(book, 'where')} |")
         print(lines[-1], flush=True)
-        write_report(lines)
+        write_report(lines, beside=bool(only))
     return int(failed)
 
 
-def found_where(book: Book) -> str:
-    """On which machine, with which versions, the cases of a part were done."""
-    return "; ".join(dict.fromkeys(found["where"] for found in book.cases.values() if "where" in found))
+def told(book: Book, what: str) -> str:
+    """Of which commits, or on which machines, the cases of a part were done: each once."""
+    return "; ".join(dict.fromkeys(found[what] for found in book.cases.values() if what in found))
 
 
-def write_report(lines: Sequence[str], page: Path = PAGE) -> None:
-    """Put what came of these parts into the page; of parts that were not run now, what was known stays."""
+def write_report(lines: Sequence[str], page: Path = PAGE, *, beside: bool = False) -> None:
+    """Put what came of these parts into the page. What was known of parts that were not run now stays; and what was
+    known of these at other commits, where only some cases were done anew."""
     text = page.read_text()
     before, rest = text.split(MARKERS[0])
     old, after = rest.split(MARKERS[1])
     known = [line for line in old.splitlines() if line.startswith("| ") and not line.startswith("| part")]
-    rows = {line.split(" | ")[0]: line for line in [*known, *lines]}
-    head = ["| part | what came of it | minutes | on |", "|---|---|---|---|"]
-    page.write_text(before + "\n".join([MARKERS[0], *head, *rows.values(), MARKERS[1]]) + after)
+    new = dict(map(of_row, lines))
+
+    def stays(line: str) -> bool:
+        part, commits = of_row(line)
+        return part not in new or (beside and not commits <= new[part])
+
+    order = list(dict.fromkeys(of_row(line)[0] for line in (*known, *lines)))
+    rows = sorted([*filter(stays, known), *lines], key=lambda line: order.index(of_row(line)[0]))
+    head = ["| part | program | what came of it | minutes | on |", "|---|---|---|---|---|"]
+    page.write_text(before + "\n".join([MARKERS[0], *head, *rows, MARKERS[1]]) + after)
+
+
+def of_row(line: str) -> tuple[str, set[str]]:
+    """The part that a row of the page is of, and the commits of the program that it was done with."""
+    part, commits = line.removeprefix("| ").split(" | ")[:2]
+    return part, set(commits.split("; "))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 from book import Book
-from campaign import MARKERS, found_where, write_report
+from campaign import MARKERS, told, write_report
 
 from ippo_cli.config.errors import ConfigError
 
+ROWS = ["| flips | c1 | 1 seen | 0.0 | old |", "| hangs | c1 | 3 of 23 | 2.6 | old |", "| zero | c0 | 2 | 1 | old |"]
 
-def test_parts_that_were_not_run_keep_their_rows_and_where_they_were_run(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    old = ["| flips | 1 seen | 0.0 | an old machine |", "| hangs | 3 of 23 | 2.6 | an old machine |"]
-    page.write_text("\n".join(["before", MARKERS[0], "| part | x |", "|---|---|", *old, MARKERS[1], "after\n"]))
-    write_report(["| hangs | 23 of 23 | 9.0 | a new one |", "| zero | 1 | 1.0 | a new one |"], page)
-    lines = page.read_text().splitlines()
-    assert (lines[0], lines[-1]) == ("before", "after")
-    assert lines[4:7] == [old[0], "| hangs | 23 of 23 | 9.0 | a new one |", "| zero | 1 | 1.0 | a new one |"]
+
+def with_rows(place: Path, lines: list[str], *, beside: bool) -> list[str]:
+    page = place / "page.md"
+    page.write_text("\n".join(["before", MARKERS[0], "| part | x |", "|---|---|", *ROWS, MARKERS[1], "after\n"]))
+    write_report(lines, page, beside=beside)
+    before, _, _, _, *found, _, after = page.read_text().splitlines()
+    assert (before, after) == ("before", "after")
+    return found
+
+
+def test_parts_that_were_not_run_keep_their_rows(tmp_path: Path) -> None:
+    new = ["| hangs | c2 | 23 of 23 | 9.0 | new |", "| soak | c2 | 1 | 1.0 | new |"]
+    assert with_rows(tmp_path, new, beside=False) == [ROWS[0], new[0], ROWS[2], new[1]]
+
+
+def test_cases_that_were_chosen_stand_beside_what_was_known_at_other_commits(tmp_path: Path) -> None:
+    new = ["| hangs | c2 | 4 of 23 | 9.0 | new |", "| zero | c0; c2 | 3 | 1 | new |"]
+    assert with_rows(tmp_path, new, beside=True) == [ROWS[0], ROWS[1], new[0], new[1]]
+
+
+def test_only_cases_whose_names_are_chosen_are_done(tmp_path: Path) -> None:
+    book = Book(tmp_path, deadline=float("inf"), only="^zero3|_on_2")
+    for case in ("zero3_from_1", "0_on_2", "zero1_from_1"):
+        book.do(case, lambda place: {"runs": 1})
+    assert list(book.cases) == ["zero3_from_1", "0_on_2"]
 
 
 def test_a_case_that_cannot_even_begin_is_broken_and_ends_no_campaign(tmp_path: Path) -> None:
@@ -31,8 +49,8 @@ def test_a_case_that_cannot_even_begin_is_broken_and_ends_no_campaign(tmp_path: 
     assert book.cases["two"]["stops"] == 1
 
 
-def test_where_the_cases_of_a_part_were_run_is_told_once_each(tmp_path: Path) -> None:
+def test_where_and_with_which_program_the_cases_of_a_part_were_run_is_told_once_each(tmp_path: Path) -> None:
     book = Book(tmp_path, deadline=0.0)
     for case, where in (("a", "here"), ("b", "there"), ("c", "here")):
-        book.note(case, {"where": where})
-    assert found_where(book) == "here; there"
+        book.note(case, {"where": where, "commit": where})
+    assert told(book, "where") == told(book, "commit") == "here; there"
