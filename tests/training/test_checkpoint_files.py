@@ -345,6 +345,23 @@ def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert newest_intact(made.folder) == made.folder / step_name(2)
 
 
+def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_kept(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, keep=3)
+    for iteration in (4, 6, 8):
+        made.save(state(iteration), best=iteration == 8)
+    for iteration in (6, 8):
+        (made.folder / step_name(iteration) / "state.json").write_text("{}")
+    again = checkpoints(tmp_path)
+    again.load(state(0), again.newest())
+    again.save(state(4))  # asked to leave at once
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(6), step_name(8)]
+    again.save(state(5))
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(5)]
+    again.save(state(6))
+    assert newest_intact(made.folder) == made.folder / step_name(6)
+    assert [path.name for path in all_checkpoints(made.folder)] == [step_name(5), step_name(6)]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [("schema_version", 99, "another checkpoint format"), ("world_size", 2, "start with launch.processes=2")],

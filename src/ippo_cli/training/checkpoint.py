@@ -80,6 +80,7 @@ class Checkpoints:
         self._failures = 0
         self.reason = ""  # why the last save failed
         self._saved: int | None = None
+        self._passed_over: set[str] = set()  # damaged ones: none of those that are kept
         self._attempted_at = time.monotonic()  # when the last checkpoint was written, or could not be
         distributed.on_main(self._prepare)
 
@@ -130,7 +131,7 @@ class Checkpoints:
     def save(self, state: State, *, best: bool = False) -> bool:
         """Commit a checkpoint on all ranks; False where it failed and training goes on with the previous one."""
         iteration = state.progress.iteration
-        if self._saved != iteration:
+        if writes := self._saved != iteration:
             final = self.folder / step_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
             with progress.writing():
@@ -146,11 +147,13 @@ class Checkpoints:
                 self._give_up(temporary, failures[0])
                 return False
             self._failures, self._saved = 0, iteration
+            self._passed_over.discard(final.name)
         if distributed.is_main():
             failures = []
             with noting(failures):
                 self._point(step_name(iteration), best=best)
-                self._prune()
+                if writes:
+                    self._prune()
             if failures:  # the checkpoint is there: pointers are a convenience, and old ones go the next time
                 warn(f"{self.folder} could not be tidied ({failures[0]})")
         distributed.barrier()
@@ -169,6 +172,7 @@ class Checkpoints:
             damage = [(rank, report) for rank, report in enumerate(reports) if report is not None]
             if not damage:
                 return path
+            self._passed_over.add(path.name)
             if distributed.is_main():
                 rank, report = damage[0]
                 say_passed_over(path, f"rank {rank}: {report}" if rank else report)
@@ -253,9 +257,10 @@ class Checkpoints:
         sync_folder(self.folder)
 
     def _prune(self) -> None:
-        kept = {path.name for path in all_checkpoints(self.folder)[-self.config.keep :]}
+        intact = [path.name for path in all_checkpoints(self.folder) if path.name not in self._passed_over]
+        kept = set(intact[-self.config.keep :])
         if self.config.best and (best := pointed(self.folder, "best")) is not None:
-            kept.add(best.name)
+            kept |= {best.name} - self._passed_over
         for path in all_checkpoints(self.folder):
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
