@@ -56,17 +56,31 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
 
 
 def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
-    ranks = _Ranks()
-    ranks.children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-    ranks.forward(signal.SIGUSR1, None)
-    failure = ranks.wait()
-    assert failure is not None
-    assert (failure.exit_code, failure.asked, failure.killed) == (75, True, False)
-    ranks.children = [subprocess.Popen(["sleep", "60"])]
+    def sleeping() -> _Ranks:
+        ranks = _Ranks()
+        for _ in range(2):
+            ranks.add(subprocess.Popen(["sleep", "60"]))
+        return ranks
+
+    for number, code in ((signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        ranks = sleeping()
+        ranks.forward(number, None)
+        failure = ranks.wait()
+        assert failure is not None
+        assert (failure.exit_code, failure.asked, failure.killed) == (code, True, False)
+    ranks = sleeping()
     ranks.children[0].kill()
+    ranks.children[1].terminate()
     failure = ranks.wait()
     assert failure is not None
     assert (failure.exit_code, failure.asked, failure.killed) == (1, False, True)
+
+
+def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
+    ranks = _Ranks()
+    ranks.forward(signal.SIGTERM, None)
+    ranks.add(subprocess.Popen(["sleep", "60"]))
+    assert ranks.children[0].wait(timeout=10) == -signal.SIGTERM
 
 
 @pytest.fixture(scope="module")

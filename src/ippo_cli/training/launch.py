@@ -36,7 +36,8 @@ class RankFailure(IppoError):
 
     def __init__(self, rank: int, code: int, *, asked: bool = False) -> None:
         if asked:
-            code, message = PREEMPTED, f"asked to leave before rank {rank} had begun"
+            code = INTERRUPTED if -code == signal.SIGINT else PREEMPTED
+            message = f"asked to leave before rank {rank} had begun"
         elif code < 0:
             message = f"rank {rank} {death(code)}"
         else:
@@ -86,8 +87,7 @@ def _together(places: Sequence[dict[str, str]], command: Sequence[str]) -> RankF
         try:
             for environment in places:
                 # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
-                child = subprocess.Popen([sys.executable, "-m", *command], env=environment, process_group=0)
-                ranks.children.append(child)
+                ranks.add(subprocess.Popen([sys.executable, "-m", *command], env=environment, process_group=0))
             return ranks.wait()
         finally:
             ranks.kill()
@@ -118,6 +118,12 @@ class _Ranks:
         self._passed_on: set[int] = set()
         self._interrupts = 0
         self._deadline = float("inf")
+
+    def add(self, child: subprocess.Popen[bytes]) -> None:
+        """Take in a rank that was just started, and tell it what came meanwhile."""
+        self.children.append(child)
+        for number in list(self._passed_on):
+            child.send_signal(number)
 
     def forward(self, number: int, _: FrameType | None) -> None:
         self._passed_on.add(number)
@@ -165,7 +171,7 @@ class _Ranks:
             return None
         _, rank, code = min(failed)
         # What is passed on kills a rank that has not begun.
-        return RankFailure(rank, code, asked=-code in self._passed_on - {signal.SIGINT})
+        return RankFailure(rank, code, asked=-code in self._passed_on)
 
 
 def _free_port() -> int:
