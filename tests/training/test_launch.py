@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import torch
 from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
 from ippo_cli.config.load import from_yaml
-from ippo_cli.training.launch import _free_port as free_port
+from ippo_cli.training import launch
 from ippo_cli.training.launch import _Ranks
 from ippo_cli.training.process import run_training
 
@@ -81,6 +82,20 @@ def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
     ranks.forward(signal.SIGTERM, None)
     ranks.add(subprocess.Popen(["sleep", "60"]))
     assert ranks.children[0].wait(timeout=10) == -signal.SIGTERM
+
+
+def test_nobody_else_can_take_the_port_while_ranks_are_being_started(tmp_path, monkeypatch):
+    met = []
+
+    def together(places, *_):
+        met.append(places[0]["MASTER_PORT"])
+        assert {place["MASTER_PORT"] for place in places} == {met[0]}
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", int(met[0])))
+
+    monkeypatch.setattr(launch, "_together", together)
+    launch.run_ranks(tmp_path, 2, resumed=False)
+    assert met
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +190,8 @@ def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
 @pytest.mark.slow
 def test_one_line_typed_on_two_machines_makes_one_run(tmp_path, whole, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
     machines = []
     for number in ("0", "1"):
         monkeypatch.setenv("NODE_RANK", number)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
-from ippo_cli.engine.launchers import Ranks, meeting_point, ranks_from
+from ippo_cli.engine.launchers import LISTENING, Ranks, meeting_point, ranks_from
 
 T = TypeVar("T")
 SCATTERED_AT_ONCE = 1 << 20  # elements, of all ranks together
@@ -70,9 +70,18 @@ def _opened_store(ranks: Ranks) -> Any:
         # torchrun already listens on this port, and says so.
         listens = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         _stores[key] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            address, port, ranks.world_size, listens, timeout=_timeout
+            address, port, ranks.world_size, listens, timeout=_timeout, master_listen_fd=_given_socket()
         )
     return _stores[key]
+
+
+def _given_socket() -> int | None:
+    """The socket that this process was started with to meet others, by its number; it is this process's alone."""
+    given = os.environ.pop(LISTENING, None)
+    if given is None:
+        return None
+    os.set_inheritable(int(given), False)
+    return int(given)
 
 
 def shutdown() -> None:

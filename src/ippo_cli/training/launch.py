@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ippo_cli.config.errors import HUNG, IppoError, ResumeError
-from ippo_cli.engine.launchers import cores_per_rank, node_rank
+from ippo_cli.engine.launchers import LISTENING, cores_per_rank, node_rank
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
 
@@ -57,9 +57,12 @@ def death(code: int) -> str:
 
 def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
     """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed."""
-    port = _free_port()
     command = ["ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
-    failure = _together([_environment(rank, processes, processes, port) for rank in range(processes)], command)
+    # Rank 0 is given this very socket: a port that is only known to be free may be another run's by then.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+        places = [_environment(rank, processes, processes, port) for rank in range(processes)]
+        failure = _together(places, command, listening if processes > 1 else None)
     if failure is not None:
         with suppress(ResumeError):  # it may have ended before it had a state
             if failure.killed or (read_state(folder) == "running" and not failure.asked):
@@ -80,14 +83,24 @@ def run_node(arguments: Sequence[str], processes: int, nodes: int) -> None:
         raise failure
 
 
-def _together(places: Sequence[dict[str, str]], command: Sequence[str]) -> RankFailure | None:
-    """Run a module once for each environment; the failure that came first."""
+def _together(
+    places: Sequence[dict[str, str]], command: Sequence[str], listening: socket.socket | None = None
+) -> RankFailure | None:
+    """Run a module once for each environment; the failure that came first. The first one meets the others where a
+    socket is `listening`, if one is given."""
     ranks = _Ranks(int(places[0]["RANK"]))
     with handling(FORWARDED, ranks.forward):
         try:
             for environment in places:
+                given: tuple[int, ...] = ()
+                if listening is not None and not ranks.children:
+                    given = (listening.fileno(),)
+                    environment = environment | {LISTENING: str(listening.fileno())}
                 # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
-                ranks.add(subprocess.Popen([sys.executable, "-m", *command], env=environment, process_group=0))
+                program = [sys.executable, "-m", *command]
+                ranks.add(subprocess.Popen(program, env=environment, process_group=0, pass_fds=given))
+            if listening is not None:
+                listening.close()  # it ends with rank 0
             return ranks.wait()
         finally:
             ranks.kill()
@@ -172,9 +185,3 @@ class _Ranks:
         _, rank, code = min(failed)
         # What is passed on kills a rank that has not begun.
         return RankFailure(rank, code, asked=-code in self._passed_on)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
