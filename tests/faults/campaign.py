@@ -55,7 +55,7 @@ TWO_RANKS = ("launch.processes=2", "deepspeed=zero2")
 OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
 SOAK = ("num_iterations=1000000", "evaluation.every=0", "checkpoint.every=0")
 KILLS_OF_A_RUN = 8
-PLACES = {"targets": 2, "generate": 100}
+PLACES = {"targets": 2, "generate": 70}
 """Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
 ADAPTERS = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
 ENGINES: dict[str, tuple[str, ...]] = {

@@ -12,6 +12,7 @@ import peft
 import pytest
 import torch
 from folders import model_folder
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -198,6 +199,20 @@ def test_equal_seeds_make_equal_adapters_and_take_nothing_from_the_global_stream
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_same_adapter_is_the_same_bytes_whenever_it_is_saved(base: FrozenBase, tmp_path: Path) -> None:
+    adapter = base.add(LORA, "actor", 1)
+    found = set()
+    for number in range(20):
+        adapter.save(tmp_path / str(number), weights_of(adapter))
+        found.add((tmp_path / str(number) / FILES[1]).read_bytes())
+    assert len(found) == 1
+    with safe_open(tmp_path / "0" / FILES[1], "pt") as file:
+        assert file.metadata() == {"base": base.fingerprint, "format": "pt"}
+    again = base.add(LORA, "again", 2)
+    again.load(tmp_path / "0", "actor.adapter")
+    assert all(torch.equal(value, weights_of(adapter)[name]) for name, value in weights_of(again).items())
 
 
 def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:

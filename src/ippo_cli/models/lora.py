@@ -18,7 +18,7 @@ from typing import Any
 import peft
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
@@ -215,7 +215,7 @@ class Adapter(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
         named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
-        save_file(named, folder / FILES[1], metadata={"format": "pt", "base": self.base.fingerprint})
+        _write(folder / FILES[1], named, {"format": "pt", "base": self.base.fingerprint})
 
     def _target_names(self) -> list[str]:
         """As short as they can be to be read as these maps and no other module."""
@@ -307,6 +307,15 @@ def _peft_name(name: str) -> str:
     """`model/layers/0/q_proj.A.weight` as peft's files have it."""
     path, part, _ = name.rsplit(".", 2)
     return f"{PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
+
+
+def _write(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file that is the same bytes each time: the library puts metadata in any order."""
+    data = save(dict(tensors), dict(metadata))
+    start = 8 + int.from_bytes(data[:8], "little")  # of the tensors, behind the header and its length
+    header = json.loads(data[8:start]) | {"__metadata__": dict(sorted(metadata.items()))}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    file.write_bytes(data[:8] + text.ljust(start - 8) + data[start:])
 
 
 @torch.no_grad()
