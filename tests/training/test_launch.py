@@ -84,6 +84,14 @@ def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
     assert ranks.children[0].wait(timeout=10) == -signal.SIGTERM
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a rank of its parent's end")
+def test_a_rank_whose_parent_was_gone_before_it_could_ask_leaves_at_once():
+    program = "import os; from ippo_cli.cli.rank import leave_with_parent; leave_with_parent({}); print('there')"
+    for parent, code in (("os.getppid()", 0), ("os.getppid() + 1", -signal.SIGTERM)):
+        done = subprocess.run([sys.executable, "-c", program.format(parent)], timeout=60, check=False)
+        assert done.returncode == code
+
+
 def test_nobody_else_can_take_the_port_while_ranks_are_being_started(tmp_path, monkeypatch):
     met = []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ippo_cli.cli.rank import leave_with_parent
+from ippo_cli.cli.rank import leave_with_parent, started_by
 from ippo_cli.cli.train import main
 
 if __name__ == "__main__":
-    leave_with_parent()
+    leave_with_parent(started_by())
     main()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ippo_cli.engine.launchers import STARTED_BY
 from ippo_cli.training.garbage import collect_seldom
 
 PR_SET_PDEATHSIG = 1
@@ -15,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> NoReturn:
     """Train with the configuration that the folder holds."""
-    leave_with_parent()
+    leave_with_parent(started_by())
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave
 
@@ -33,10 +35,17 @@ def main() -> NoReturn:
     leave(guarded(train, []))
 
 
-def leave_with_parent() -> None:
+def started_by() -> int:
+    """The process that started this rank."""
+    return int(os.environ[STARTED_BY])
+
+
+def leave_with_parent(parent: int) -> None:
     """Ask the kernel for SIGTERM when the parent is gone: then a rank saves and leaves."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was gone before: nobody would be told
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

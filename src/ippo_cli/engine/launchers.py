@@ -13,6 +13,7 @@ from datetime import datetime
 from ippo_cli.config.errors import ConfigError
 
 LISTENING = "IPPO_LISTENING"  # the socket, by its number, that whoever started rank 0 has opened for it
+STARTED_BY = "IPPO_STARTED_BY"  # the process that started a rank of its own
 NODE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ippo_cli.config.errors import HUNG, IppoError, ResumeError
-from ippo_cli.engine.launchers import LISTENING, cores_per_rank, node_rank
+from ippo_cli.engine.launchers import LISTENING, STARTED_BY, cores_per_rank, node_rank
 from ippo_cli.training.folder import mark_failed, read_state
 from ippo_cli.training.handlers import handling
 
@@ -113,6 +113,7 @@ def _environment(rank: int, world_size: int, here: int, port: int | None = None)
         os.environ
         | meeting
         | {
+            STARTED_BY: str(os.getpid()),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world_size),

@@ -238,7 +238,7 @@ class _Asked:
 def _worker_process(parent: int, prefix: str) -> Iterator[None]:
     """In a launcher's process: every line says which job it is of, and signals come from the sweep alone."""
     if os.getppid() == parent:
-        leave_with_parent()
+        leave_with_parent(parent)
         with suppress(PermissionError):  # Ctrl-C reaches the job once, through the sweep
             os.setpgid(0, 0)
     sys.stdout.flush()
