@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import random
 import signal
@@ -467,7 +468,7 @@ def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: f
         came = f"**broken**: {'; '.join(broken)}" if broken else said
         lines.append(f"| {name} | {told(book, 'commit')} | {came} | {minutes:.1f} | {told(book, 'where')} |")
         print(lines[-1], flush=True)
-        write_report(lines, beside=bool(only))
+        write_report(lines, beside=bool(only) or math.isfinite(deadline))
     return int(failed)
 
 
@@ -478,7 +479,7 @@ def told(book: Book, what: str) -> str:
 
 def write_report(lines: Sequence[str], page: Path = PAGE, *, beside: bool = False) -> None:
     """Put what came of these parts into the page. What was known of parts that were not run now stays; and what was
-    known of these at other commits, where only some cases were done anew."""
+    known of these at other commits, where this is but a piece: `beside`."""
     text = page.read_text()
     before, rest = text.split(MARKERS[0])
     old, after = rest.split(MARKERS[1])

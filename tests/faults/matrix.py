@@ -76,7 +76,7 @@ PROMISES = (
     ),
     Row(
         "P5 retention",
-        "two or more are kept, older ones go after the next is there, the best is kept apart; damaged ones do not count",
+        "two or more intact ones are kept, older ones go after the next is there, the best is kept apart",
         (
             CHECKPOINT + "test_the_newest_ones_and_the_best_are_kept",
             CHECKPOINT + "test_without_best_only_the_newest_ones_are_kept",
