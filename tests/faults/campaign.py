@@ -159,7 +159,8 @@ def points(book: Book, ranks: int) -> str:
     places = [(point, rank) for point in POINTS for rank in range(ranks) if not rank or point not in OF_RANK_0]
     for point, rank in places:
         book.do(f"{point}_{rank}", partial(killed, point, rank))
-    return f"{total(book, 'kills')} of {len(places)} kills, one at each point of each rank: every run byte-equal"
+    done = f"{total(book, 'kills')} of {len(places)} kills at points of ranks{which(book, len(places))}"
+    return f"{done}: every run byte-equal"
 
 
 def hangs(book: Book) -> str:
@@ -188,7 +189,8 @@ def hangs(book: Book) -> str:
     for case in wanted:
         book.do("_".join(map(str, case)), partial(hung, *case))
     return (
-        f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks: exit code 11, stacks, every run byte-equal"
+        f"{total(book, 'hangs')} of {len(wanted)} hangs and stopped ranks{which(book, len(wanted))}: exit code 11, "
+        "stacks, every run byte-equal"
     )
 
 
@@ -239,8 +241,8 @@ def reshard(book: Book) -> str:
         book.do(f"zero{stage}_from_{ranks}", partial(changed, stage, ranks))
     worst = max((found.get("difference", 0.0) for found in book.cases.values()), default=0.0)
     return (
-        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one at "
-        f"stages 0 to 3: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
+        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one"
+        f"{which(book, len(wanted))}: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
     )
 
 
@@ -323,11 +325,9 @@ def signals(book: Book) -> str:
         wanted[f"twice_{kind}"] = ["targets:sigterm:2", f"save.write:{kind}:2", f"save.rename:{kind}:2"]
     for case, faults in wanted.items():
         book.do(case, lambda place, faults=faults: resume(place, expected, faults))
-    phases = len(passes)
-    return (
-        f"{total(book, 'stops')} of {len(wanted)} signals in {phases} phases, a second one during the save among them: "
-        "every run byte-equal"
-    )
+    phases = len({case.rpartition("_")[0] for case in book.cases} & set(passes))
+    twice = ", a second one during the save among them" if any(case.startswith("twice") for case in book.cases) else ""
+    return f"{total(book, 'stops')} of {len(wanted)} signals in {phases} phases{twice}: every run byte-equal"
 
 
 def compared(book: Book, *overrides: str, name: str = "undisturbed") -> tuple[list[object], dict[str, int]]:
@@ -407,6 +407,12 @@ def _unfinished(root: Path) -> Iterator[Path]:
 def total(book: Book, number: str) -> Any:
     """The sum of a number over the cases that are done."""
     return sum(found.get(number, 0) for found in book.cases.values())
+
+
+def which(book: Book, wanted: int) -> str:
+    """The names of the cases that are done, where these are not all."""
+    done = [case.replace("_", " ") for case, found in book.cases.items() if "seconds" in found]
+    return f" ({', '.join(done)})" if len(done) < wanted else ""
 
 
 def main() -> int:

@@ -189,8 +189,9 @@ FAULTS = (
     ),
     Row(
         "two resumes of one run at once",
-        "the second is refused",
+        "the second is refused, and changes nothing",
         (
+            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
             "cli/test_resume.py::test_a_run_that_is_going_on_cannot_be_resumed_by_name",
             "training/test_folder.py::test_one_process_holds_a_folder_and_its_end_frees_it",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from book import Book
-from campaign import MARKERS, told, write_report
+from campaign import MARKERS, told, which, write_report
 
 from ippo_cli.config.errors import ConfigError
 
@@ -36,6 +36,8 @@ def test_only_cases_whose_names_are_chosen_are_done(tmp_path: Path) -> None:
     for case in ("zero3_from_1", "0_on_2", "zero1_from_1"):
         book.do(case, lambda place: {"runs": 1})
     assert list(book.cases) == ["zero3_from_1", "0_on_2"]
+    assert which(book, 3) == " (zero3 from 1, 0 on 2)"
+    assert which(book, 2) == ""
 
 
 def test_a_case_that_cannot_even_begin_is_broken_and_ends_no_campaign(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from small import final_weights, new_run, rows, stopping_reward, train
 from ippo_cli.cli import exits
 from ippo_cli.cli.train import main
 from ippo_cli.config.errors import Preempted
+from ippo_cli.training.folder import START_LOCK, lock
 from ippo_cli.training.process import run_training
 
 ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one
@@ -92,6 +93,12 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
     assert code == 14
     assert "was written by 1 processes and there are 2 now" in said
     assert {name: (folder / name).read_text() for name in before} == before
+
+    with lock(folder, name=START_LOCK):  # somebody else goes on with it, and its ranks have not begun
+        code, said = resumed("num_iterations=3", "algorithm.entropy_coef=0.5")
+    assert code == 14
+    assert "in use by another process" in said
+    assert not list(folder.glob("*.next"))
 
     (file,) = (folder / "checkpoints").glob("step_*/state.json")
     intact = file.read_text()

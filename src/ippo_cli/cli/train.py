@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -105,7 +105,14 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.config.text import cut
     from ippo_cli.engine.launchers import external_world_size, ranks_from
     from ippo_cli.training.faults import arm, fault_point
-    from ippo_cli.training.folder import all_checkpoints, refuse_other_world_size, reserve_folder, start_files
+    from ippo_cli.training.folder import (
+        START_LOCK,
+        all_checkpoints,
+        lock,
+        refuse_other_world_size,
+        reserve_folder,
+        start_files,
+    )
     from ippo_cli.training.launch import run_node, run_ranks
 
     hydra = HydraConfig.get()
@@ -133,7 +140,11 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
 
         refuse_untrainable(config, outside or config.launch.processes)
 
+    held = ExitStack()
+
     def start(where: Path) -> None:
+        if resumed:
+            held.enter_context(lock(where, name=START_LOCK))
         for change in changes(where, dict(leaves(plain))) if resumed else ():
             print(cut(" ".join(change.splitlines())), flush=True)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
@@ -141,20 +152,21 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
 
     if folder is not None and not config.checkpoint.reshard:
         refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
-    if outside is not None:
+    with held:
+        if outside is not None:
+            from ippo_cli.training.process import run_training
+
+            run_training(config, folder, resumed=resumed, start=start)
+            return
+        if folder is None:
+            folder = reserve_folder(Path(config.output_dir) / config.name)
+        start(folder)
+        if config.launch.processes > 1:
+            run_ranks(folder, config.launch.processes, resumed=resumed)
+            return
         from ippo_cli.training.process import run_training
 
-        run_training(config, folder, resumed=resumed, start=start)
-        return
-    if folder is None:
-        folder = reserve_folder(Path(config.output_dir) / config.name)
-    start(folder)
-    if config.launch.processes > 1:
-        run_ranks(folder, config.launch.processes, resumed=resumed)
-        return
-    from ippo_cli.training.process import run_training
-
-    run_training(config, folder, resumed=resumed)
+        run_training(config, folder, resumed=resumed)
 
 
 def _first_line(config: Config, folder: Path, processes: int) -> str:

@@ -24,6 +24,10 @@ PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "ome
 
 MANIFEST = "manifest.json"
 JOB_FILE = "job.json"
+RUN_LOCK = "run.lock"
+START_LOCK = (
+    "start.lock"  # of who goes on with a run, from before its first file: ranks take the other one seconds later
+)
 NEXT = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
 LISTING_S = 15.0  # how long a file system may take to show one rank what another one has written
 CHECKPOINT_NAME = re.compile(r"step_\d+")
@@ -138,10 +142,10 @@ def distributed_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def lock(folder: Path, *, shared: bool = False) -> IO[str]:
+def lock(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> IO[str]:
     """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
     with storing(str(folder)):
-        file = (folder / "run.lock").open("a")
+        file = (folder / name).open("a")
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:

@@ -27,7 +27,15 @@ from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoErr
 from ippo_cli.config.load import leaves, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import launchers
-from ippo_cli.training.folder import all_checkpoints, from_here, in_use, refuse_other_world_size, start_files
+from ippo_cli.training.folder import (
+    START_LOCK,
+    all_checkpoints,
+    from_here,
+    in_use,
+    lock,
+    refuse_other_world_size,
+    start_files,
+)
 from ippo_cli.training.launch import FORWARDED, RankFailure, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
@@ -136,10 +144,11 @@ def _train(this: Sweep, row: Row, plain: dict[str, Any], folder: Path, asked: _A
             print(change, flush=True)
     else:
         _set_aside(folder)
-    start_files(folder, to_yaml(plain), [*this.folders, *row.overrides], this.command, resumed=resumed)
-    if asked.number() is not None:
-        raise Preempted("asked to leave before it began")
-    run_ranks(folder, config.launch.processes, resumed=resumed)
+    with lock(folder, name=START_LOCK):
+        start_files(folder, to_yaml(plain), [*this.folders, *row.overrides], this.command, resumed=resumed)
+        if asked.number() is not None:
+            raise Preempted("asked to leave before it began")
+        run_ranks(folder, config.launch.processes, resumed=resumed)
 
 
 def take_up(sweep: Path, row: Row) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from ippo_cli.cli.sweeps.folder import Row
 from ippo_cli.config.errors import IppoError
 from ippo_cli.engine import launchers
-from ippo_cli.training.folder import in_use
+from ippo_cli.training.folder import RUN_LOCK, in_use
 
 STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
 OUTPUT = ".submitit/*/*_log.err"
@@ -81,7 +81,7 @@ def state_of(row: Row, run: Mapping[str, Any], queue: Queue, *, going_on: bool) 
 def is_locked(folder: Path) -> bool:
     """Whether a process works in the folder; where that cannot be asked, none does."""
     try:
-        return (folder / "run.lock").is_file() and in_use(folder)
+        return (folder / RUN_LOCK).is_file() and in_use(folder)
     except IppoError:  # a folder that may only be read
         return False
 
