@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import small_config, train
 
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.teams import holders
 from ippo_cli.evaluation.compare import compare
 from ippo_cli.evaluation.evaluate_run import (
     evaluate_model,
     evaluate_run,
+    examination,
     file_name,
     find_weights,
     one_model,
@@ -30,6 +32,17 @@ def test_an_evaluation_with_other_settings_has_another_name() -> None:
     assert len(names) == 2
     assert all(name.startswith("step_00000002-seed7-") for name in names)
     assert file_name("step_00000002", 7, ["rollout.temperature=0.5", "evaluation.seed=7"]) in names
+
+
+def test_what_a_reward_lacks_is_told_before_weights_are_looked_for(tmp_path: Path) -> None:
+    def begun(*keys: str) -> None:
+        with examination(load_config(["task=sorting", *keys]), torch.device("cpu")):
+            pass
+
+    with pytest.raises(PreflightError, match=r"reward\.url=http://127\.0\.0\.1:9/score"):
+        begun("reward=http", "reward.url=http://127.0.0.1:9/score")
+    with pytest.raises(ConfigError, match=r"^reward\.template='\{topic\}' names the field 'topic'"):
+        begun("reward=judge", "reward.url=http://127.0.0.1:9/v1", "reward.model=m", "reward.template='{topic}'")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from servers import Said, serving
 from spoken import spoken_once
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward
+from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward, try_reward
 from ippo_cli.rewards.judge import JudgeReward, Numbers
 from ippo_cli.rewards.score import attempt
 from ippo_cli.types import Episode
@@ -74,6 +76,15 @@ def test_a_template_may_show_what_all_agents_said_and_is_asked_once_about_a_row(
         assert judged(server.url, *keys).team == [0.75] * 3
     asked = [body["messages"] for body in server.bodies]
     assert sorted(messages[0]["content"] for messages in asked) == ["sea: a then x", "sea: b then x"]
+
+
+def test_a_template_that_names_no_field_of_the_rows_is_told_beforehand() -> None:
+    for template, told in (("{subject}", "names the field 'subject'"), ("{topic} {agents.low}", None)):
+        config = composed((f"reward.template='{template}'",))
+        reward = build_reward(config.reward, config.task.agents)
+        with nullcontext() if told is None else pytest.raises(ConfigError, match=rf"^reward\.template=.*{told}"):
+            try_reward(reward, [{"topic": "sea"}])
+        close_reward(reward)
 
 
 def test_answers_that_cannot_be_read_are_failed_rows_and_never_kept(tmp_path: Path) -> None:

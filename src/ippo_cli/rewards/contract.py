@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ippo_cli.rewards.credit import num_steps
-from ippo_cli.types import Episode
+from ippo_cli.types import Episode, Example
 
 Numbers = Sequence[float]
 
@@ -121,6 +121,13 @@ def prepare_reward(reward: RewardFunction, place: Place) -> None:
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
         prepare(place)
+
+
+def try_reward(reward: RewardFunction, examples: Sequence[Example]) -> None:
+    """Raise `ConfigError` where a reward cannot read these: one that reads fields of its own has a `try_on`."""
+    try_on = getattr(reward, "try_on", None)
+    if try_on is not None:
+        try_on(examples)
 
 
 def reach_reward(reward: RewardFunction) -> None:

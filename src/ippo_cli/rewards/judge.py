@@ -19,7 +19,7 @@ from ippo_cli.rewards.remote import Remote, RequestFailed
 from ippo_cli.rewards.responses import last_texts
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.types import Episode
+from ippo_cli.types import Episode, Example
 
 
 class JudgeReward:
@@ -65,6 +65,11 @@ class JudgeReward:
                 self._answers.add(key, text)
         return replace(gathered([self._row(own, failed) for own in keys]), final=True)  # asked again already
 
+    def try_on(self, examples: Sequence[Example]) -> None:
+        for example in examples:
+            for agent in self.agents:
+                self._content(example, "", agent, dict.fromkeys(self.agents, ""))
+
     def reach(self) -> None:
         self._remote.reach()
 
@@ -74,16 +79,19 @@ class JudgeReward:
         self._numbers.close()
 
     def _body(self, episode: Episode, agent: str, said: Mapping[str, str]) -> dict[str, Any]:
-        told = {"prompt": prompt_of(episode, agent), "response": said[agent]}
-        told |= {f"agents.{name}": text for name, text in said.items()}
-        fields = {name: value for name, value in episode.example.items() if name not in told}
-        content = render_template(self.config.template, fields, "reward.template", told)
+        content = self._content(episode.example, prompt_of(episode, agent), agent, said)
         return {
             "model": self.config.model,
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": self.config.max_tokens,
         }
+
+    def _content(self, example: Example, prompt: str, agent: str, said: Mapping[str, str]) -> str:
+        told = {"prompt": prompt, "response": said[agent]}
+        told |= {f"agents.{name}": text for name, text in said.items()}
+        fields = {name: value for name, value in example.items() if name not in told}
+        return render_template(self.config.template, fields, "reward.template", told)
 
     def _row(self, keys: Mapping[str, str], failed: Mapping[str, Exception]) -> Row | Exception:
         for key in keys.values():

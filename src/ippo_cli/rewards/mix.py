@@ -20,9 +20,10 @@ from ippo_cli.rewards.contract import (
     close_reward,
     prepare_reward,
     reach_reward,
+    try_reward,
 )
 from ippo_cli.rewards.retry import Answers
-from ippo_cli.types import Episode
+from ippo_cli.types import Episode, Example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ class MixReward:
         for name, part in self.parts.items():
             own = None if place.folder is None else place.folder / name
             prepare_reward(part.reward, replace(place, folder=own))
+
+    def try_on(self, examples: Sequence[Example]) -> None:
+        for part in self.parts.values():
+            try_reward(part.reward, examples)
 
     def reach(self) -> None:
         for part in self.parts.values():

@@ -31,6 +31,11 @@ class OfResponses:
         )
         return self.function(examples, last_texts(episodes, self.agents), **further)
 
+    def try_on(self, examples: Sequence[Example]) -> None:
+        try_on = getattr(self.function, "try_on", None)
+        if try_on is not None:
+            try_on(examples)
+
     def close(self) -> None:
         close = getattr(self.function, "close", None)
         if close is not None:

@@ -58,6 +58,40 @@ def test_tests_that_cannot_be_run_fail_their_row_alone(rewards: Any) -> None:
     assert "SyntaxError" in str(found.failures[1])
 
 
+@pytest.mark.parametrize("test", ["def check(:", "['assert double(2) == 4']", "import nosuch\nassert double(2) == 4"])
+def test_tests_that_cannot_be_run_are_no_verdict_on_a_program_that_is_none(rewards: Any, test: str) -> None:
+    found = rewards("code")([ROW, {**ROW, "test": test}], {"solo": ["I cannot."] * 2})
+    assert list(found.failures) == [1]
+    assert found.team[0] == 0.0
+
+
+MISTAKES = {
+    "reward.test='{tests}'": (r"^reward\.test='\{tests\}'", {}),
+    "reward.test='{test_list}'": (r"^reward\.test='\{test_list\}' .*its tests assert nothing.*join", {}),
+    "reward.match=all": (
+        r"^reward\.test='\{test\}' .*import nosuch, which",
+        {"test": "import nosuch\nassert double(1)"},
+    ),
+    "reward.timeout_s=9": (r"^reward\.entry_point='\{entry_point\}' is 'S\(\)\.f' ", {"entry_point": "S().f"}),
+    "reward.timeout_s=8": (r"^reward\.prompt='\{prompt\}' .*nosuch", {"prompt": "import nosuch\n" + ROW["prompt"]}),
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_rows_that_no_program_could_pass_are_told_beforehand(rewards: Any, override: str) -> None:
+    told, change = MISTAKES[override]
+    with pytest.raises(ConfigError, match=told):
+        rewards("code", override).try_on([{**ROW, "test_list": ["assert double(2) == 4"], **change}])
+
+
+def test_rows_that_can_be_judged_are_taken(rewards: Any) -> None:
+    lines = {"prompt": "Write double(x).", "entry_point": "double", "test": ["assert double(2) == 4"]}
+    rewards("code").try_on([ROW])
+    joined = rewards("code", "reward.test=\"jinja:{{ test | join('\\n') }}\"")
+    joined.try_on([lines])
+    assert joined([lines], {"solo": ["def double(x): return 2 * x"]}).team == [1.0]
+
+
 def test_stages_of_two_agents_open_one_after_another(rewards: Any) -> None:
     helper, caller = "def aux(x): return x", "def double(x): return aux(x) + x"
     pairs = [(helper, caller), (helper, "def double(x): return 2 * x"), ("def axu(x): return x", caller), ("?", caller)]

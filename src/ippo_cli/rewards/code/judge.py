@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from ippo_cli.rewards.code.program import code_of, defines, parsed, uses, whole_program
@@ -24,6 +26,7 @@ def judge(
 
     `names` are the functions that the texts define, the last one under test. All numbers are from 0 to 1.
     """
+    read_tests(test)  # a row whose tests cannot run has failed, whatever was written
     trees = [parsed(code_of(text)) for text in texts]
     *_, name = names
     program = whole_program(prompt, texts[-1], name)
@@ -68,7 +71,7 @@ class Tally:
 
 def tested(program: str, entry_point: str, prompt: str, test: str, kind: str, timeout_s: float) -> Tally:
     """Run the tests. Raises what is wrong with them, or with the sandbox; what is wrong with the program is counted."""
-    tests, expected = _counting(test)
+    tests, expected = read_tests(test)
     tally = Tally(expected=expected)
     sandbox = Sandbox(kind, timeout_s)
     try:
@@ -107,11 +110,40 @@ def _of_prompt(prompt: str) -> dict[str, Any]:
     return namespace
 
 
-def _counting(test: str) -> tuple[ast.Module, int]:
-    """The tests with every assertion counted instead of being the last one if it fails; and how many there are."""
+def read_tests(test: str) -> tuple[ast.Module, int]:
+    """The tests with every assertion counted instead of being the last one if it fails; and how many there are.
+
+    Raises what is wrong with tests that can pass no program.
+    """
+    tree = ast.parse(test)
+    for module in _imported(tree):
+        if find_spec(module) is None:
+            raise ValueError(f"its tests import {module}, which is not installed here")
     counting = _Counting()
-    tree = counting.visit(ast.parse(test))
-    return ast.fix_missing_locations(tree), counting.number
+    tree = ast.fix_missing_locations(counting.visit(tree))
+    if not counting.number:
+        raise ValueError("its tests assert nothing")
+    return tree, counting.number
+
+
+def try_prompt(prompt: str, entry_point: str, kind: str, timeout_s: float) -> None:
+    """Raise what a prompt raises that is code: every program that begins with it would raise it as well."""
+    if parsed(prompt) is None:
+        return
+    sandbox = Sandbox(kind, timeout_s)
+    try:
+        sandbox.load(f"{prompt}\n\ndef {entry_point}(*_): ...\n", entry_point)
+    finally:
+        sandbox.close()
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Packages that are imported at the top."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
 
 
 class _Counting(ast.NodeTransformer):

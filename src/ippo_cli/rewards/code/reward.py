@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import CodePairRewardConfig, CodeRewardConfig, CodeRunConfig, Sandbox, TestMatch
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.rewards.code.judge import read_tests, try_prompt
 from ippo_cli.rewards.code.sandbox import START_S, probe
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Processes
@@ -44,6 +45,9 @@ class CodeReward:
             name: said[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
         }
         return gathered([self._row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))])
+
+    def try_on(self, examples: Sequence[Example]) -> None:
+        _try_on(self.config, examples)
 
     def close(self) -> None:
         self._judges.close()
@@ -80,6 +84,9 @@ class CodePairReward:
         ]
         return gathered([self._row(said) for said in self._judges.call(calls)])
 
+    def try_on(self, examples: Sequence[Example]) -> None:
+        _try_on(self.config, examples)
+
     def close(self) -> None:
         self._judges.close()
 
@@ -97,10 +104,47 @@ class CodePairReward:
 
 
 def _call(config: CodeRunConfig, example: Example, texts: list[str], helpers: list[str]) -> Any:
-    entry_point = render_template(config.entry_point, example, "reward.entry_point")
-    prompt = render_template(config.prompt, example, "reward.prompt")
-    test = render_template(config.test, example, "reward.test")
+    prompt, test, entry_point = _rendered(config, example)
     return (texts, [*helpers, entry_point], prompt, test, config.sandbox.value, config.timeout_s), {}
+
+
+def _rendered(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
+    """The row's prompt, its tests, and the name of the function under test."""
+    return (
+        render_template(config.prompt, example, "reward.prompt"),
+        render_template(config.test, example, "reward.test"),
+        render_template(config.entry_point, example, "reward.entry_point"),
+    )
+
+
+def _try_on(config: CodeRunConfig, examples: Sequence[Example]) -> None:
+    """Raise `ConfigError` for examples of which no program could pass the tests."""
+    for example in examples:
+        prompt, test, name = _rendered(config, example)
+        if not name.isidentifier():
+            raise ConfigError(
+                f"reward.entry_point={config.entry_point!r}",
+                f"is {name!r:.60} in an example, and must be the name of a function",
+                "name the field that has it, or write that name",
+            )
+        try:
+            read_tests(test)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"reward.test={config.test!r}",
+                f"makes no tests of an example ({type(error).__name__}: {error})",
+                "give Python with assert statements, in a function check(candidate) or outside of functions; "
+                "lines of a list are reward.test=\"jinja:{{ FIELD | join('\\n') }}\"",
+            ) from None
+        try:
+            try_prompt(prompt, name, config.sandbox.value, config.timeout_s)
+        except Exception as error:  # the prompt is code, and may raise anything
+            raise ConfigError(
+                f"reward.prompt={config.prompt!r}",
+                f"cannot be run with reward.sandbox={config.sandbox.value} in an example "
+                f"({type(error).__name__}: {error})",
+                "let it import modules of Python alone, or leave such rows out with task.filter",
+            ) from None
 
 
 def _judges(config: CodeRunConfig) -> Processes:

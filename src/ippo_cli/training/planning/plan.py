@@ -16,7 +16,7 @@ from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import close_reward
+from ippo_cli.rewards.contract import close_reward, try_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
@@ -57,7 +57,11 @@ def show_plan(config: Config) -> None:
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
     task = load_task(config.task, config.seed)
-    close_reward(build_reward(config.reward, config.task.agents))
+    reward = build_reward(config.reward, config.task.agents)
+    try:
+        try_reward(reward, (task.train[0], task.held_out[0]))
+    finally:
+        close_reward(reward)
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
     task, left_out = fitting_task(config, task, material)
