@@ -31,6 +31,8 @@ def blamed(overrides: Sequence[str]) -> str:
             "critic.ppo_epochs=2 is no key of critic=value_head; use critic=separate",
         ),
         (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is no key of actor=full; use actor=tiny"),
+        (["config=mine"], "config=mine is no key; docs/config.md lists all keys"),
+        (["reward.foo=2"], "reward.foo=2 is no key; docs/config.md lists all keys"),
         (["rolout=hf"], "rolout=hf is no key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 names no option of this group; use one of zero0 zero1"),
         (

@@ -314,6 +314,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.advantage=group nothing"),
     (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.rew"),
     (("algorithm=remax",), {"reward.processor": ["zscore"]}, 1, "reward.processor=[zscore] centres the greedy"),
+    (
+        ("algorithm=remax", "reward=function", "reward.function=math.py:sqrt"),
+        {"reward.whole_batch": True},
+        1,
+        "reward.whole_batch=true compares greedy responses with each other",
+    ),
     (("algorithm=turn_ppo",), {"algorithm.turn_value": "after", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
     (("algorithm=ppo",), {"algorithm.behavior_correction.level": "token"}, 1, "algorithm.behavior_correction.level"),
     (

@@ -16,7 +16,15 @@ from small import small_config, train
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
-from ippo_cli.evaluation.crossplay import Origin, _refuse_too_many, _tables, cells, cross_play, standard_error
+from ippo_cli.evaluation.crossplay import (
+    Origin,
+    _gap_error,
+    _refuse_too_many,
+    _tables,
+    cells,
+    cross_play,
+    standard_error,
+)
 from ippo_cli.evaluation.evaluate_run import Subject, evaluate_run, load_policies
 from ippo_cli.models.actor import load_causal_lm
 from ippo_cli.models.lora import FrozenBase
@@ -47,6 +55,17 @@ def test_several_samples_of_a_row_are_not_so_many_rows() -> None:
         [table] = _tables(["a", "b"], 2, found, "sampled/score")
         errors.append(table.standard_errors[0][0])
     assert errors[0] == errors[1] == pytest.approx(3**-0.5 / 2)
+
+
+def test_the_error_of_the_gap_is_of_the_mean_over_cells_whatever_rows_they_lack() -> None:
+    generator = torch.Generator().manual_seed(0)
+    full = [torch.randn(200, generator=generator, dtype=torch.float64) for _ in range(4)]
+    own, cross = torch.stack(full[:2]).mean(dim=0), torch.stack(full[2:]).mean(dim=0)
+    assert _gap_error(full[:2], full[2:]) == pytest.approx(standard_error(own - cross))
+    few = torch.full_like(full[0], math.nan)
+    few[:8] = full[0][:8]  # half of the self-play mean hangs on eight rows, whose error is the largest by far
+    assert _gap_error([few, full[1]], full[2:]) == pytest.approx(standard_error(few) / 2, rel=0.2)
+    assert math.isnan(_gap_error([torch.full_like(few, math.nan), full[1]], full[2:]))
 
 
 def record_of(folder: Path) -> dict[str, Any]:

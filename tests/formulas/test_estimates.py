@@ -32,13 +32,13 @@ def test_a_share_has_wilsons_interval() -> None:
 
 def test_samples_of_one_prompt_count_for_as_much_as_they_say() -> None:
     alike = torch.tensor([1.0, 0.0, 0.0, 1.0])  # every prompt's 16 samples agree: no more is known than from one each
-    assert share_interval(alike, samples=16) == pytest.approx(wilson(0.5, 4))
+    assert share_interval(alike, trials=64) == pytest.approx(wilson(0.5, 4))
     generator = torch.Generator().manual_seed(0)
     independent = (torch.rand(50, 16, generator=generator) < 0.3).double()
-    low, high = share_interval(independent.mean(dim=1), samples=16)
+    low, high = share_interval(independent.mean(dim=1), trials=800)
     wanted = wilson(float(independent.mean()), 800)
     assert high - low == pytest.approx(wanted[1] - wanted[0], rel=0.25)
-    assert share_interval(torch.full((5,), 0.5), samples=2) == pytest.approx(wilson(0.5, 5)), (
+    assert share_interval(torch.full((5,), 0.5), trials=10) == pytest.approx(wilson(0.5, 5)), (
         "no spread is no certainty"
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -140,6 +142,42 @@ def test_a_model_that_is_no_reward_model_is_refused_before_its_weights_are_read(
         scored([], folder / "empty")
     with pytest.raises(ConfigError, match=r"reward\.max_tokens=5000 is more than the reward model reads"):
         scored([], folder / "rm", "reward.max_tokens=5000")
+
+
+SYSTEMS = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+UNREAD = "{% for m in messages if m.role != 'assistant' %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "rule"),
+    [
+        (SYSTEMS, "cannot write a conversation of system user assistant (no system role)"),
+        (UNREAD, "leaves out what the assistant says last"),
+    ],
+)
+def test_a_template_that_cannot_write_what_will_be_said_is_refused_before_the_weights_are_read(
+    template: str, rule: str, folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(folder / "rm", tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.chat_template = template + "{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(other)
+    (other / "model.safetensors").unlink()
+    (other / "other.safetensors").touch()
+    with pytest.raises(PreflightError, match=re.escape(f"reward.model={other}: its chat template {rule}")):
+        scored([], other, "task.agents.high.system=hear")
+
+
+def test_a_conversation_without_a_token_has_failed_and_costs_no_other_its_score(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder / "rm", tmp_path / "rm")
+    (other / "chat_template.jinja").unlink()
+    talk = [episode(("low", 0, "<eos>", "")), episode(("low", 0, "sea", "the"))]
+    found = scored(talk, other)
+    assert {row: str(error) for row, error in found.failures.items()} == {
+        0: "a conversation has no token of the reward model's"
+    }
+    assert found.team is not None
+    assert found.team[1] == pytest.approx(scored(talk[1:], other).team[0])  # type: ignore[index]
 
 
 def test_numbers_that_are_not_finite_have_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

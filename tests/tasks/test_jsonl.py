@@ -15,6 +15,7 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
+from ippo_cli.tasks.sources import load_table
 from ippo_cli.tasks.task import load_task
 from ippo_cli.tasks.templates import render_template
 
@@ -437,3 +438,24 @@ def test_parquet_files_of_several_types_keep_their_own(tmp_path: Path) -> None:
     pattern = str(tmp_path / "*.parquet")
     found = [row["answer"] for row in jsonl_examples(config(pattern, pattern), seed=0)[0]]
     assert [str(answer) for answer in found] == ["1.5", "2.0", "7", "8"]
+
+
+def test_a_folder_is_read_as_its_file_is_of_texts_in_cells_and_when_only_the_first_rows_are_fetched(
+    tmp_path: Path,
+) -> None:
+    cells = tmp_path / "cells"
+    cells.mkdir()
+    (cells / "train.csv").write_text("a,b\n007,None\n1.50,x\n")
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    rows = [{"a": "2024-01-05", "b": 3}, {"a": "2024-01-06", "b": 2.5}]
+    (lines / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for first in (None, 2):
+        table = load_table("task.train", str(cells), None, "train", first=first)
+        assert list(table) == [{"a": "007", "b": "None"}, {"a": "1.50", "b": "x"}]
+        assert repr(list(load_table("task.train", str(lines), None, "train", first=first))) == repr(rows)
+    assert list(load_table("task.train", str(cells), None, "train[1:]")) == [{"a": "1.50", "b": "x"}]
+    (cells / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  sep: ';'\n---\n"
+    )
+    assert load_table("task.train", str(cells), None, "train").column_names == ["a,b"], "what is said of them holds"

@@ -76,6 +76,13 @@ def test_a_template_of_jinjas_has_its_statements_and_filters() -> None:
         ("jinja:{{ shots.append(1) }}", "cannot be written"),
         ("jinja:{{ 1 // 0 }}", "cannot be written .ZeroDivisionError"),
         ("jinja:{{ agents.low }}", "cannot be written"),
+        ("jinja:{{ shots | random }}", "cannot be written .random says something else on every rank"),
+        ("jinja:{{ lipsum() }}", "cannot be written .random"),
+        ("jinja:{% for i in range(10**9) %}{% endfor %}", "its ranges have more than 100000 numbers together"),
+        (
+            "jinja:{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}",
+            "its ranges have more than 100000 numbers together",
+        ),
     ],
 )
 def test_what_a_template_of_jinjas_cannot_or_may_not_do_is_told(template: str, rule: str) -> None:

@@ -13,10 +13,11 @@ from small import small_config
 from spoken import episode
 
 from ippo_cli.evaluation.estimates import by_row, intervals, paired
+from ippo_cli.formulas.estimates import wilson
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.tasks.examined import examined_rows
 from ippo_cli.tasks.task import Task
-from ippo_cli.training.evaluate import _by_turn, _metrics, evaluate
+from ippo_cli.training.evaluate import _by_row, _by_turn, evaluate, row_means
 from ippo_cli.types import Batch, Episode
 
 
@@ -34,11 +35,10 @@ def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
         valid=None,
     )
     numbers = torch.tensor(given.team)
-    found, _ = _metrics(given, {"solo": numbers}, numbers.isnan(), four_episodes(), 4)
+    found = row_means(_by_row(given, {"solo": numbers}, numbers.isnan(), four_episodes()), 1)
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3
-    assert found["failed_share"] == 0.25
     assert (found["solo/response_length"], found["solo/truncated_share"]) == (0.0, 0.25)
 
 
@@ -46,7 +46,7 @@ def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> No
     played = [episode(("low", 0, "a"), terminated=False, truncation="environment") for _ in range(3)]
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
-    found, _ = _metrics(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played, 4)
+    found = row_means(_by_row(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
     assert (found["low/truncated_share"], found["high/truncated_share"]) == (0.75, 0.0)
     assert math.isnan(found["mute/truncated_share"])
 
@@ -112,6 +112,33 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
     assert certain["greedy/low/response_length"] == {"low": 0.0, "high": 0.0, "by": "bootstrap"}, "no share, though 0"
     assert certain["sampled/near"] == {"low": 0.5, "high": 0.5, "by": "bootstrap"}
     assert certain["greedy/right"]["low"] < odd < certain["greedy/right"]["high"]
+
+
+def test_a_row_whose_samples_failed_counts_as_much_as_another_in_the_mean_and_in_its_interval(tmp_path: Path) -> None:
+    """Every row is always right or never; of those that are always right three samples of four fail."""
+    config, _ = small_config(tmp_path, "evaluation.num_generations=4", "reward.failure_budget=0.5")
+
+    def play(batch: Batch, greedy: bool) -> list[Episode]:
+        return [
+            replace(episode(("low", 0, "a"), ("high", 0, "b")), example=example, index=int(index))
+            for example, index in zip(batch.examples, batch.index, strict=True)
+        ]
+
+    def reward(episodes: Sequence[Episode]) -> Reward:
+        failed = [one.example["right"] and one.index >= 40 for one in episodes]
+        return Reward(
+            team=[math.nan if bad else one.example["right"] for bad, one in zip(failed, episodes, strict=True)]
+        )
+
+    held_out = [{"right": row % 2 == 0} for row in range(40)]
+    found = evaluate(play, Task(train=(), held_out=held_out), reward, config)
+    certain = intervals(found, seed=0)
+    assert found.failed == {"sampled": 60, "greedy": 0}
+    assert found.metrics["sampled/failed_share"] == 60 / 160
+    for key in ("sampled/score", "sampled/low/score"):
+        assert found.metrics[key] == pytest.approx(0.5), "and not 20 of the 100 samples that are there"
+        assert (certain[key]["low"], certain[key]["high"]) == pytest.approx(wilson(0.5, 40))
+    assert found.metrics["sampled/score/pass@2"] == 0.0, "rows with one sample left have none"
 
 
 def test_two_evaluations_are_compared_row_by_row_where_both_have_one() -> None:

@@ -166,9 +166,12 @@ def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[s
 
 
 def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = False) -> str:
-    close = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    own = given.rsplit(".", 1)[-1]
     tails = {key.rsplit(".", 1)[-1]: key for key in known}
-    close = close or [tails[tail] for tail in difflib.get_close_matches(given.rsplit(".", 1)[-1], tails, n=3)]
+    alike = difflib.get_close_matches(own, tails, n=3, cutoff=0.65)  # config is not meant to be coef
+    # In long names all that is alike may be the group, which the keys of a group share.
+    near = [key for key in known if "." not in given or difflib.get_close_matches(own, [key.rsplit(".", 1)[-1]])]
+    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) or [tails[tail] for tail in alike]
     if question:
         return words + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
     return words + " ".join(known) + (f" (closest: {close[0]})" if close else "")

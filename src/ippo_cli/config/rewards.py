@@ -153,6 +153,13 @@ def _check_reward(config: Config) -> None:
             "asks about parts of a batch, and reward.whole_batch=true rules that out",
             "set one of them to 0 or false",
         )
+    if whole_batch(reward) and config.algorithm.advantage is Advantage.greedy_baseline:
+        raise ConfigError(
+            "reward.whole_batch=true",
+            "compares greedy responses with each other, and algorithm.advantage=greedy_baseline subtracts their scores "
+            "from those of sampled ones",
+            "set it to false, or use another algorithm",
+        )
 
 
 def _check_weights_and_names(reward: RewardConfig, where: str) -> None:

@@ -262,13 +262,18 @@ def standard_error(values: Tensor) -> float:
 
 
 def _gap_error(together: Sequence[Tensor | None], apart: Sequence[Tensor | None]) -> float:
-    """Of self-play minus cross-play, row by row: all cells have the same examples and random numbers."""
-    if any(part is None for part in (*together, *apart)):
+    """Of the mean of self-play cells minus that of cross-play cells: all have the same examples and random numbers.
+
+    What a row adds to the error is its part in every cell that has it, each weighed as the cell is in the gap.
+    """
+    if any(part is None or not torch.isfinite(part).any() for part in (*together, *apart)):
         return math.nan
-    own, cross = (
-        torch.stack([part for part in parts if part is not None]).nanmean(dim=0) for parts in (together, apart)
-    )
-    return standard_error(own - cross)
+    parts = [(part.double(), 1 / len(together)) for part in together if part is not None]
+    parts += [(part.double(), -1 / len(apart)) for part in apart if part is not None]
+    rows = torch.stack([torch.isfinite(part) for part, _ in parts]).any(dim=0).sum()
+    moved = [weight * (part - part.nanmean()).nan_to_num() / torch.isfinite(part).sum() for part, weight in parts]
+    squares = torch.stack(moved).sum(dim=0).square().sum()
+    return float((squares * rows / (rows - 1)).sqrt()) if rows > 1 else math.nan
 
 
 def shown(table: Table, names: Sequence[str]) -> list[str]:

@@ -37,12 +37,12 @@ def intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
     episodes, rows = _episodes(result), by_row(result)
     found: dict[str, dict[str, Any]] = {}
     for key, values in rows.items():
-        mode = key.partition("/")[0]
         counted = episodes[key.partition("/pass@")[0]]
         there = counted[torch.isfinite(counted)]
         shares = bool(((there == 0) | (there == 1)).all()) and not key.endswith("/response_length")
         if shares:
-            low, high, how = *share_interval(values, result.generations[mode]), "wilson"
+            trials = int(torch.isfinite(counted[torch.isfinite(values)]).sum())
+            low, high, how = *share_interval(values, trials), "wilson"
         else:
             low, high, how = *bootstrap_interval(values, seed), "bootstrap"
         found[key] = {"low": low, "high": high, "by": how}

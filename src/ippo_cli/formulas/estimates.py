@@ -37,19 +37,19 @@ def wilson(mean: float, count: float) -> Interval:
     return max((center - half) / scale, 0.0), min((center + half) / scale, 1.0)
 
 
-def share_interval(values: Tensor, samples: int = 1) -> Interval:
+def share_interval(values: Tensor, trials: float = math.inf) -> Interval:
     """Of the mean of values from 0 to 1, `[m]`, one for each prompt; NaN is left out.
 
     Wilson's interval for as many trials as the prompts are worth: a prompt's samples are no independent trials, and
     m prompts whose values vary by s² about their mean p are worth p (1 - p) m / s² (Kish's effective sample size). That
-    is m where every value is 0 or 1, and never more than all `samples` of each prompt.
+    is m where every value is 0 or 1, and never more than `trials`, all samples of all these prompts.
     """
     there = values[torch.isfinite(values)].double()
     if not len(there):
         return UNKNOWN
     mean, spread = min(max(float(there.mean()), 0.0), 1.0), float(there.var(correction=0))
     worth = mean * (1 - mean) * len(there) / spread if spread > ROUNDING else len(there)
-    return wilson(mean, min(max(worth, 1.0), float(len(there) * samples)))
+    return wilson(mean, min(max(worth, 1.0), trials))
 
 
 def bootstrap_interval(values: Tensor, seed: int) -> Interval:

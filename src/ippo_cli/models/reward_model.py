@@ -49,6 +49,22 @@ class ConversationWriter:
         adds = self.tokenizer.chat_template is None
         return self.tokenizer(texts, add_special_tokens=adds).input_ids if texts else []
 
+    def refuse_unwritable(self, conversation: Messages, setting: str) -> None:
+        """Raise `PreflightError` where the chat template writes no such conversation, or leaves its last answer out."""
+        try:
+            with_answer = self.ids([conversation])
+        except Exception as error:  # templates raise what they like, of roles that they do not know for instance
+            roles = " ".join(message["role"] for message in conversation)
+            raise PreflightError(
+                f"{setting}: its chat template cannot write a conversation of {roles} ({error}); use a reward model "
+                "that reads such conversations" + ("" if roles == "user assistant" else ", or other prompts")
+            ) from error
+        if with_answer == self.ids([[*conversation[:-1], {**conversation[-1], "content": ""}]]):
+            raise PreflightError(
+                f"{setting}: its chat template leaves out what the assistant says last, which is what is scored; mend "
+                "chat_template.jinja in its folder"
+            )
+
     def _plain(self, text: str) -> str:
         before = None
         while text != before:  # leaving one out may spell another

@@ -19,7 +19,7 @@ from ippo_cli.models.reward_model import (
     read_tokenizer,
 )
 from ippo_cli.rewards.contract import Place, Reward
-from ippo_cli.rewards.heard import messages_of
+from ippo_cli.rewards.heard import Message, messages_of
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Episode
 
@@ -36,6 +36,8 @@ class ModelReward:
         self.config, self.source, self.agents = config, config.model, agents
         tokenizer = read_tokenizer(self.source, config.revision)
         self._writer = ConversationWriter(tokenizer)
+        for conversation in _trials(agents):
+            self._writer.refuse_unwritable(conversation, f"reward.model={self.source}")
         context = context_of(read_config(self.source, config.revision), tokenizer)
         if config.max_tokens is not None and context is not None and config.max_tokens > context:
             raise ConfigError(
@@ -59,10 +61,11 @@ class ModelReward:
         assert self._model is not None
         spoken = [(row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.of(name)]
         ids = self._writer.ids([messages_of(episodes[row], name, self.agents) for row, name in spoken])
-        scores = self._model.scores([self._fitting(one) for one in ids])
+        read = [place for place, one in enumerate(ids) if one]
+        scores = dict(zip(read, self._model.scores([self._fitting(ids[place]) for place in read]), strict=True))
         rows: list[dict[str, tuple[float, int]]] = [{} for _ in episodes]
-        for (row, name), score, one in zip(spoken, scores, ids, strict=True):
-            rows[row][name] = score, len(one)
+        for place, (row, name) in enumerate(spoken):
+            rows[row][name] = scores.get(place, math.nan), len(ids[place])
         # What cannot be read now cannot be read when it is asked again.
         return replace(gathered([self._row(said) for said in rows]), final=True)
 
@@ -80,6 +83,8 @@ class ModelReward:
         beyond = [length for _, length in said.values() if self._limit is not None and length > self._limit]
         if beyond and self.config.too_long is Overlong.fail:
             return ValueError(f"a conversation has {beyond[0]} tokens, and the reward model reads {self._limit}")
+        if any(length == 0 for _, length in said.values()):
+            return ValueError("a conversation has no token of the reward model's")
         if bad := [score for score, _ in said.values() if not math.isfinite(score)]:
             return ValueError(f"the reward model says {bad[0]}")
         numbers = [score for score, _ in said.values()]
@@ -88,6 +93,13 @@ class ModelReward:
             "agent": {name: said[name][0] if name in said else 0.0 for name in self.agents},
             "parts": {"cut": len(beyond) / max(len(said), 1)},
         }
+
+
+def _trials(agents: Mapping[str, AgentConfig]) -> list[list[Message]]:
+    """Conversations of the kinds that there will be: some agents have a system message, and others none."""
+    asked = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a trial."}]
+    systems = dict.fromkeys(agent.system for agent in agents.values())
+    return [asked if text is None else [{"role": "system", "content": text}, *asked] for text in systems]
 
 
 def _device(name: str) -> torch.device:

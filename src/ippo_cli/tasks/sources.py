@@ -67,6 +67,8 @@ def _streamed(source: str, files: Sequence[str] | None, data_config: str | None,
     """The first rows, read one after the other."""
     from datasets import load_dataset
 
+    if files is None and Path(source).is_dir():
+        files = _undeclared_files(source, data_config, split) or None
     if files is None:
         return _table(list(islice(load_dataset(source, data_config, split=split, streaming=True), count)))
     rows: list[dict[str, Any]] = []
@@ -118,20 +120,32 @@ def _load_files(files: Sequence[str]) -> Any:
 def _load_folder(source: str, data_config: str | None, split: str) -> Any:
     """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
     are as they are written."""
-    from datasets import ReadInstruction, load_dataset, load_dataset_builder
-    from datasets.info import DatasetInfosDict
+    from datasets import ReadInstruction, load_dataset
 
-    builder = load_dataset_builder(source, data_config)
-    declared = any(info.features is not None for info in DatasetInfosDict.from_directory(source).values())
     name, part, _ = split.partition("[")
-    files = [str(file) for file in (builder.config.data_files or {}).get(name, ())]
-    if not files or "+" in split or declared:
+    files = [] if "+" in split else _undeclared_files(source, data_config, name)
+    if not files:
         return load_dataset(source, data_config, split=split)
-    table = _as_written(load_dataset(source, data_config, split=name), files)
+    texts = {_suffix(file) for file in files} <= set(SEPARATORS)
+    table = _load_files(files) if texts else _as_written(load_dataset(source, data_config, split=name), files)
     if not part:
         return table
     [places] = ReadInstruction.from_spec(split).to_absolute({name: len(table)})
     return table.select(range(places.from_ or 0, len(table) if places.to is None else places.to))
+
+
+def _undeclared_files(source: str, data_config: str | None, split: str) -> list[str]:
+    """The files of a folder's split, as far as they are ours to read; none where its README.md declares columns."""
+    from datasets import load_dataset_builder
+    from datasets.info import DatasetInfosDict
+
+    if any(info.features is not None for info in DatasetInfosDict.from_directory(source).values()):
+        return []
+    own = load_dataset_builder(source, data_config).config
+    files = [str(file) for file in (own.data_files or {}).get(split, ())]
+    kinds = {_suffix(file) for file in files}
+    separated = {SEPARATORS[kind] for kind in kinds & set(SEPARATORS)} - {getattr(own, "sep", None)}
+    return files if kinds <= set(SUFFIXES) and not separated else []
 
 
 def _as_written(table: Any, files: Sequence[str]) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2 import StrictUndefined, Template, TemplateError, TemplateRuntimeError, nodes
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.own_code import is_function_of_file
@@ -66,6 +66,28 @@ ENVIRONMENT = ImmutableSandboxedEnvironment(
 ENVIRONMENT.tests["none"] = _is_none
 
 
+def _no_luck(*_: Any) -> NoReturn:
+    raise TemplateRuntimeError("random says something else on every rank and whenever a run goes on")
+
+
+# Both draw from Python's global stream.
+ENVIRONMENT.filters["random"] = ENVIRONMENT.globals["lipsum"] = _no_luck
+
+
+class _Range:
+    """`range` of one rendering: all that it makes together is bounded, so that loops within loops come to an end."""
+
+    def __init__(self) -> None:
+        self.left = MAX_RANGE
+
+    def __call__(self, *bounds: int) -> range:
+        numbers = range(*bounds)
+        self.left -= len(numbers)
+        if self.left < 0:
+            raise OverflowError(f"its ranges have more than {MAX_RANGE} numbers together")
+        return numbers
+
+
 def is_jinja(template: str) -> bool:
     """Whether a template is one of Jinja's."""
     return template.startswith(JINJA)
@@ -94,7 +116,7 @@ def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
     said = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
     shown = f"{setting}={template!r:.80}"
     try:
-        return compiled.render(flat | ({SPEAKERS: said} if said else {}))
+        return compiled.render({"range": _Range()} | flat | ({SPEAKERS: said} if said else {}))
     except _WritesNull as error:
         raise NullField(
             shown,

@@ -44,6 +44,7 @@ def evaluate(
 ) -> Evaluation:
     """Score the held-out set. Metrics are the same on every rank, and for every number of ranks.
 
+    A metric is a mean over rows, each of which counts once, however many of its episodes have a number.
     `samples` holds as many of this rank's episodes as tables show, or `every_sample`.
     """
     rows = examined_rows(len(task.held_out), config.evaluation)
@@ -67,8 +68,9 @@ def evaluate(
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
-        found, by_row = _metrics(given, scores, failed, episodes, total)
-        found |= pass_metrics(by_row, often)
+        by_row = _by_row(given, scores, failed, episodes)
+        found = row_means(by_row, often) | pass_metrics(by_row, often)
+        found["failed_share"] = float(distributed.all_sum(failed.sum().double())) / total
         found |= _turn_metrics(episodes, several_turns, total)
         turns = shown_turns(agents, episodes, most_turns(config.task), config.tracker.turns)
         for name, count in turns.items():
@@ -102,44 +104,32 @@ def _batch(held_out: Sequence[Example], rows: Sequence[int], often: int) -> Batc
     )
 
 
-def _metrics(
-    given: Reward,
-    scores: Mapping[str, torch.Tensor],
-    failed: torch.Tensor,
-    episodes: Sequence[Episode],
-    rows: int,
-) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Numbers over all ranks, and of those that are means over episodes what this rank's episodes have."""
-    valid = ~failed
+def _by_row(
+    given: Reward, scores: Mapping[str, torch.Tensor], failed: torch.Tensor, episodes: Sequence[Episode]
+) -> dict[str, torch.Tensor]:
+    """What each of this rank's episodes has of the metrics that are means over rows, float64; NaN: nothing."""
     means = {f"{name}/score": score for name, score in scores.items()}
     means["score"] = torch.stack(list(scores.values())).nanmean(dim=0)
     means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
-    names = sorted(means)
-    kept = [valid & torch.isfinite(means[name]) for name in names]  # a part need not apply to every row
-    sums = [means[name].double().where(rows_kept, 0.0).sum() for name, rows_kept in zip(names, kept, strict=True)]
-    counts = [rows_kept.sum().double() for rows_kept in kept]
-    written = {name: sum(len(turn.completion.ids) for one in episodes for turn in one.of(name)) for name in scores}
-    spoken = {name: [one for one in episodes if one.of(name)] for name in scores}
-    truncated = {name: sum(not one.finished(name) for one in own) for name, own in spoken.items()}
-    of_agents = torch.tensor([*written.values(), *truncated.values(), *map(len, spoken.values())], dtype=torch.float64)
-    total = distributed.all_sum(torch.cat([torch.stack([valid.sum().double(), *sums, *counts]), of_agents])).tolist()
-    valid_rows, total = total[0], total[1:]
-    result = {
-        name: value / count if count else math.nan
-        for name, value, count in zip(names, total[: len(names)], total[len(names) : 2 * len(names)], strict=True)
+    found = {  # a part need not apply to every episode
+        name: means[name].double().where(~failed & torch.isfinite(means[name]), math.nan) for name in sorted(means)
     }
-    result["failed_share"] = 1.0 - valid_rows / rows
-    for number, name in enumerate(scores):
-        tokens, cut, own = total[2 * len(names) + number :: len(scores)]
-        result[f"{name}/response_length"] = tokens / rows
-        result[f"{name}/truncated_share"] = cut / own if own else math.nan
-    by_row = {name: means[name].double().where(own, math.nan) for name, own in zip(names, kept, strict=True)}
     for name in scores:
         tokens = [sum(len(turn.completion.ids) for turn in one.of(name)) for one in episodes]
         cut = [float(not one.finished(name)) if one.of(name) else math.nan for one in episodes]
-        by_row[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
-        by_row[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
-    return result, by_row
+        found[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
+        found[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
+    return found
+
+
+def row_means(by_row: Mapping[str, torch.Tensor], often: int) -> dict[str, float]:
+    """Of each metric the mean over held-out rows, of what each of them has in the mean of its `often` episodes.
+
+    Episodes without a number are in no mean, and neither are rows that have no other. Collective.
+    """
+    together = distributed.all_gather_rows(torch.stack(list(by_row.values()), dim=1))
+    means = together.view(-1, often, len(by_row)).nanmean(dim=1).nanmean(dim=0)
+    return dict(zip(by_row, means.tolist(), strict=True))
 
 
 def pass_metrics(by_row: Mapping[str, torch.Tensor], often: int) -> dict[str, float]:

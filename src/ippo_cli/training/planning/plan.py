@@ -42,6 +42,7 @@ from ippo_cli.training.planning.preflight import (
     what_cannot_fit,
 )
 from ippo_cli.training.planning.preview import Preview, preview
+from ippo_cli.training.planning.reward_trial import reward_warnings
 from ippo_cli.training.unusual import unusual_start
 
 MIB = 2**20
@@ -83,7 +84,7 @@ def show_plan(config: Config) -> None:
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     unusual = unusual_start(config, plan, task) | too_long(config, lengths, material.contexts)
     unusual |= long_views(material)
-    for text in unusual.values():
+    for text in (*unusual.values(), *reward_warnings(config, task)):
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)
     if reason is not None:

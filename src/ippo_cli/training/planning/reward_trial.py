@@ -1,0 +1,90 @@
+"""What functions of the user's say of placeholders as answers: a plan tries them, and training does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+import torch
+
+from ippo_cli.config.errors import IppoError
+from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.schema import Config, FunctionRewardConfig
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import Reward, RewardFunction, checked, close_reward
+from ippo_cli.rewards.located import located
+from ippo_cli.tasks.dry_run import DryRun
+from ippo_cli.tasks.task import Task, dry_run
+from ippo_cli.types import Completion, Episode, Example, Turn
+
+EPISODES = 2  # of one alone, a list that is too long or too short by the number of rows is not told from a right one
+
+
+def reward_warnings(config: Config, task: Task) -> Iterator[str]:
+    """What to warn of: functions that raise, break the contract, or give no number."""
+    functions = [(where, own) for where, own in rewards_of(config) if isinstance(own.reward, FunctionRewardConfig)]
+    examples = list(islice(task.train, EPISODES)) if functions else []
+    runs = [dry_run(config.task, [example], config.seed) for example in examples]
+    if any(run.failure or not run.turns for run in runs):
+        return
+    episodes = [_episode(index, *pair) for index, pair in enumerate(zip(examples, runs, strict=True))]
+    for where, own in functions:
+        assert isinstance(own.reward, FunctionRewardConfig)
+        reward = build_reward(own.reward, config.task.agents)
+        try:
+            wrong = _wrong(reward, list(config.task.agents), episodes)
+        finally:
+            close_reward(reward)
+        if wrong:
+            yield (
+                f"{where}.function={own.reward.function} fails with placeholders as answers ({wrong}); "
+                "if it fails with others as well, nothing will be trained on"
+            )
+
+
+def _wrong(reward: RewardFunction, agents: Sequence[str], episodes: Sequence[Episode]) -> str:
+    try:
+        answer = checked(reward(episodes), agents, episodes)
+    except IppoError:
+        raise
+    except (Exception, SystemExit) as error:  # of the user's own code
+        return located(error)
+    if answer.failures:
+        return located(answer.failures[min(answer.failures)])
+    return "" if all(map(math.isfinite, _numbers(answer))) else "a number is not finite"
+
+
+def _numbers(answer: Reward) -> Iterable[float]:
+    nested = [answer.team_by_step or (), *answer.agent_by_turn.values()]
+    return chain(answer.team or (), *answer.agent.values(), *(chain.from_iterable(rows) for rows in nested))
+
+
+def _episode(index: int, example: Example, run: DryRun) -> Episode:
+    """One in which nobody is paid, and every turn is a step of its own."""
+    nothing = torch.zeros(0)
+    return Episode(
+        example=example,
+        index=index,
+        turns=[
+            Turn(
+                agent=agent,
+                step=step,
+                observation=told,
+                prompt=[],
+                completion=Completion(
+                    ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=True
+                ),
+            )
+            for step, (agent, told, text) in enumerate(run.turns)
+        ],
+        rewards=[{} for _ in run.turns],
+        final={},
+        last_observations={},
+        terminated=True,
+        unfinished=frozenset(),
+        ended=frozenset(),
+        truncation="",
+        failure=None,
+        parts={},
+    )
