@@ -15,35 +15,34 @@ from ippo_cli.rewards.gsm8k import NUMBER, last_number
 from ippo_cli.rewards.number import nearness
 from ippo_cli.rewards.rows import mean_rows
 
-RIGHT, NEAR = 0.75, 0.25
+STEPS, NEAR, RIGHT = 0.5, 0.25, 0.25
 _RESULT = re.compile(r"=\s*(" + NUMBER + ")")
 
 
 def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The mean over the steps, from 0 to 1, with its parts, and over the agents where there are several.
+    """From 0 to 1, the mean over the agents where there are several, with its parts, each from 0 to 1 as well.
 
-    The n-th number behind an equals sign is the result of the n-th step: a right one earns three quarters, and up to a
-    quarter is for being near, 1 less the error as a share of the right result. A step without a result earns nothing.
-    Parts: `steps`, the share of steps whose result is right, and `right`, whether the text's last number is the answer.
+    The n-th number behind an equals sign is the result of the n-th step. `steps` is the share of steps whose result is
+    right, `near` the mean of how near the results are (1 less the error as a share of the right one, 0 for a step
+    without a result), `right` whether the text's last number is the answer, which it is not where a text runs on. Their
+    weights are a half and a quarter each.
     """
     rows = {
         name: [_row(example["steps"], text) for example, text in zip(examples, texts, strict=True)]
         for name, texts in responses.items()
     }
     means = {
-        part: mean_rows([[row[part] for row in each] for each in rows.values()]) for part in ("score", "steps", "right")
+        part: mean_rows([[row[part] for row in each] for each in rows.values()])
+        for part in ("score", "steps", "near", "right")
     }
     return {"team": means.pop("score"), "parts": means}
 
 
-def _row(steps: Sequence[int | float | str], text: str) -> dict[str, float]:
-    wanted = [Decimal(str(step)) for step in steps]
+def _row(results: Sequence[int | float | str], text: str) -> dict[str, float]:
+    wanted = [Decimal(str(result)) for result in results]
     found = [number for result in _RESULT.findall(text) if (number := last_number(result)) is not None]
     written = list(zip(found, wanted, strict=False))  # further results are no steps
-    right = [number == step for number, step in written]
-    near = [nearness(number, step) for number, step in written]
-    return {
-        "score": (RIGHT * sum(right) + NEAR * sum(near)) / len(wanted),
-        "steps": sum(right) / len(wanted),
-        "right": float(last_number(text) == wanted[-1]),
-    }
+    steps = sum(number == step for number, step in written) / len(wanted)
+    near = sum(nearness(number, step) for number, step in written) / len(wanted)
+    right = float(last_number(text) == wanted[-1])
+    return {"score": STEPS * steps + NEAR * near + RIGHT * right, "steps": steps, "near": near, "right": right}
