@@ -18,7 +18,8 @@ from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
 from ippo_cli.config.load import from_yaml
 from ippo_cli.training import launch
-from ippo_cli.training.launch import _Ranks
+from ippo_cli.training.handlers import handling
+from ippo_cli.training.launch import FORWARDED, _Ranks
 from ippo_cli.training.process import run_training
 
 TWO = ["launch.processes=2", "deepspeed=zero2"]
@@ -59,8 +60,10 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
 def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
     def sleeping() -> _Ranks:
         ranks = _Ranks()
-        for _ in range(2):
-            ranks.add(subprocess.Popen(["sleep", "60"]))
+        # As ranks are started: a program that a shell runs in the background would leave them deaf to SIGINT otherwise.
+        with handling(FORWARDED, ranks.forward):
+            for _ in range(2):
+                ranks.add(subprocess.Popen(["sleep", "60"]))
         return ranks
 
     for number, code in ((signal.SIGUSR1, 75), (signal.SIGINT, 130)):
