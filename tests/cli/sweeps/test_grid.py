@@ -72,3 +72,9 @@ def test_each_file_of_a_sweep_is_written_in_full(tmp_path: Path, monkeypatch: py
 def test_what_lists_no_values_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         jobs(override)
+
+
+@pytest.mark.parametrize("override", ["seed=1,2,1", "seed=choice(1,2,1)"])
+def test_a_value_that_is_listed_twice_is_no_second_job(override: str) -> None:
+    with pytest.raises(ConfigError, match="more than once; list it once"):
+        jobs(override)

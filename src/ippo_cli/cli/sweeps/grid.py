@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ def typed_values(override: Override, options: Callable[[str], list[str]]) -> lis
     listed = [f"{key}={_spelled(part)}" for part in override.sweep_iterator()]
     if not listed:
         raise ConfigError(text, "has no value", "give at least one")
+    if twice := [one for one, count in Counter(listed).items() if count > 1]:
+        raise ConfigError(text, f"lists {' '.join(twice)} more than once", "list it once: equal jobs come out equal")
     return listed
 
 
