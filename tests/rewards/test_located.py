@@ -57,3 +57,8 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) ->
     (tmp_path / "broken.py").write_text("import math\nmath.nothing\n")
     with pytest.raises(ConfigError, match=r"broken\.py:2: AttributeError"):
         FunctionReward(f"{tmp_path}/broken.py:score")
+
+
+def test_a_class_of_the_projects_is_told_by_its_words_alone() -> None:
+    assert located(ConfigError("seed=x", "is no number", "use 1")) == "seed=x is no number; use 1"
+    assert located(ValueError("no")) == "ValueError: no"

@@ -17,7 +17,7 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.responses import OfResponses
 from ippo_cli.rewards.retry import ATTEMPTS
-from ippo_cli.rewards.score import attempt, score
+from ippo_cli.rewards.score import asked, attempt, score
 from ippo_cli.types import Scores
 
 Make = Callable[..., Any]
@@ -195,8 +195,12 @@ def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make) -> N
     with pytest.raises(RewardError, match=r"1 of 4 rows have no reward \(reward\.failure_budget=0\.24\)") as raised:
         scored(reward, settings(failure_budget=0.24))
     assert raised.value.exit_code == 12
-    with pytest.raises(RewardError):
+    with pytest.raises(RewardError, match="its numbers are NaN or infinite, or it says"):
         scored(reward, settings(failure_budget=0.0))
+
+
+def test_what_gives_the_reward_is_told_as_it_is_chosen(settings: Make) -> None:
+    assert asked(settings(function="my.py:one")) == "reward=function reward.function=my.py:one"
 
 
 def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None:

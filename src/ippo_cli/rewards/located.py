@@ -18,7 +18,9 @@ def located(error: BaseException) -> str:
 
     Without such a line the error alone. An error of one's own syntax names its line itself.
     """
-    message = f"{type(error).__name__}: {error!s:.{MAX_CHARACTERS}}"
+    words = f"{error!s:.{MAX_CHARACTERS}}"
+    own = type(error).__module__.startswith(f"{ippo_cli.__name__}.")  # a class of ours has no name that users know
+    message = words if own else f"{type(error).__name__}: {words}"
     if isinstance(error, SyntaxError):
         return message
     frames = traceback.extract_tb(error.__traceback__)

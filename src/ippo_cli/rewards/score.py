@@ -373,13 +373,22 @@ def stop_beyond_budget(failed: Tensor, failure: Exception | None, config: Reward
     reason = why(failure)
     if without > config.failure_budget * rows:
         raise RewardError(
-            f"reward.kind={config.kind.value}: {int(without)} of {int(rows)} rows have no reward "
+            f"{asked(config)}: {int(without)} of {int(rows)} rows have no reward "
             f"(reward.failure_budget={config.failure_budget}); {reason}"
         ) from failure
     return f"{int(without)} of {int(rows)} rows have no reward and are not trained on; {reason}"
 
 
+def asked(config: RewardConfig) -> str:
+    """What gives the reward, as it is chosen: `reward=function reward.function=my.py:one`."""
+    own = f" reward.function={config.function}" if isinstance(config, FunctionRewardConfig) else ""
+    return f"reward={config.kind.value}{own}"
+
+
 def why(failure: Exception | None) -> str:
     """What went wrong on the first rank where a reward failed, known to all ranks."""
     told = distributed.gather_objects(None if failure is None else located(failure))
-    return next((reason for reason in told if reason is not None), "they are not finite, or not valid")
+    return next(
+        (reason for reason in told if reason is not None),
+        "its numbers are NaN or infinite, or it says that they are not valid",
+    )

@@ -15,7 +15,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.formulas.estimates import pass_at_k
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
+from ippo_cli.rewards.score import asked, attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
 from ippo_cli.tasks.examined import examined_rows, generations
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
@@ -77,7 +77,7 @@ def evaluate(
             found |= prefixed(name, _by_turn(episodes, name, numbers[name], ~failures[name], count))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows have no reward "
+                f"evaluation: {found['failed_share']:.0%} of the rows have no reward from {asked(config.reward)} "
                 f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
             ) from failure
         failed_of[mode] = round(found["failed_share"] * total)
