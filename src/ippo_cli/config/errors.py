@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -120,5 +123,13 @@ def system_error(error: BaseException) -> OSError | None:
     """The OSError of the operating system that an exception is, or was raised for."""
     link: BaseException | None = error
     while link is not None and not (isinstance(link, OSError) and link.errno is not None):
+        if isinstance(link, shutil.Error):
+            return _first_of_a_folder(link)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return link
+
+
+def _first_of_a_folder(error: shutil.Error) -> OSError | None:
+    """Why the first file of a folder could not be copied: `copytree` keeps its errors as text alone."""
+    number = re.search(r"\[Errno (\d+)\]", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None

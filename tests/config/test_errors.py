@@ -1,0 +1,33 @@
+"""Failures of a disk are recognised in whatever way a library tells of them."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from ippo_cli.config.errors import StorageError, disk_is_full, storing
+
+
+@pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EACCES, False)])
+def test_a_folder_that_cannot_be_copied_is_a_storage_failure(tmp_path: Path, number: int, full: bool) -> None:
+    (tmp_path / "from" / "below").mkdir(parents=True)
+    (tmp_path / "from" / "below" / "file").write_text("text")
+
+    def refused(_: object, target: str) -> NoReturn:
+        raise OSError(number, "as the system says", target)
+
+    with pytest.raises(StorageError, match=r"^to cannot be written \(") as raised, storing("to"):
+        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=refused)
+    cause = raised.value.__cause__
+    assert isinstance(cause, shutil.Error)
+    assert disk_is_full(cause) is full
+
+
+def test_a_folder_that_is_copied_onto_itself_is_no_failure_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(shutil.SameFileError), storing("to"):
+        shutil.copyfile(tmp_path / "file", tmp_path / "file")
