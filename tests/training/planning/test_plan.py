@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import small_config
 
 from ippo_cli.config.arithmetic import arithmetic
@@ -18,11 +20,11 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Dtype
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.folder import reserve_folder, start_files
-from ippo_cli.training.planning.duration import iteration_seconds, stated_speed
+from ippo_cli.training.planning.duration import iteration_seconds, measured_speed, stated_speed
 from ippo_cli.training.planning.fit import what_fits
 from ippo_cli.training.planning.memory import GIB, Memory
 from ippo_cli.training.planning.plan import _show_memory, show_plan
@@ -443,3 +445,16 @@ def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp
     weights = 2 * material.shapes["solo"].actor.parameters
     seconds = iteration_seconds(config, material.shapes, 8, stated_speed(config.plan))["rollout"]
     assert seconds == pytest.approx(1024 * weights * 7 / 8 / 450e9, rel=0.05)
+
+
+def test_the_speed_is_that_of_products_that_nothing_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, product = [], torch.mm
+
+    def delayed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        calls.append(left.dtype)
+        time.sleep(0.1 * (len(calls) % 2 == 0))  # the first one timed is the second
+        return product(left, right)
+
+    monkeypatch.setattr(torch, "mm", delayed)
+    assert measured_speed(2, Dtype.bf16).operations > 2 * 768**3 / 0.1 / 2
+    assert set(calls) == {torch.bfloat16}

@@ -25,6 +25,7 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     Zero3Gather,
 )
+from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.training.planning.memory import AgentShapes, engine_stage, width_of
 
@@ -55,20 +56,21 @@ def stated_speed(plan: PlanConfig) -> Speed:
     return Speed(operations=plan.tflops * 1e12, memory=plan.memory_gb_per_s * 1e9, network=network * 1e9)
 
 
-def measured_speed(ranks: int) -> Speed:
-    """Of one of the ranks that share this machine's processor: float32 matrix products, for a moment."""
-    size, rounds = 768, 0
-    left = torch.ones(size, size)
+def measured_speed(ranks: int, dtype: Dtype) -> Speed:
+    """Of one of the ranks that share this machine's processor: matrix products in that precision, the fastest of those
+    that a moment has time for, as other work delays some."""
+    size, fastest = 768, math.inf
+    left = torch.ones(size, size, dtype=DTYPES[dtype])
     torch.mm(left, left)
-    began = time.perf_counter()
-    while time.perf_counter() - began < 0.2:
+    until = time.perf_counter() + 0.2
+    while (began := time.perf_counter()) < until:
         torch.mm(left, left)
-        rounds += 1
-    return Speed(operations=rounds * 2.0 * size**3 / (time.perf_counter() - began) / ranks)
+        fastest = min(fastest, time.perf_counter() - began)
+    return Speed(operations=2.0 * size**3 / fastest / ranks)
 
 
 def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, speed: Speed) -> dict[str, float]:
-    """At least so many by phase, on each of the ranks, with responses of full length."""
+    """At least so many by phase, on each of the ranks, where all sequences are as long as the longest may get."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for name, agent in shapes.items():
         settings = config.task.agents[name]

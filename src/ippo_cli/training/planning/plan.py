@@ -11,7 +11,7 @@ from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, WorldConfig
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, WorldConfig
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.engine.launchers import external_world_size, local_world_size
@@ -222,14 +222,17 @@ def _show_disk(config: Config, material: Material, ranks: int) -> None:
 
 def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Machine, ranks: int) -> None:
     if config.plan.devices is None:
-        speed, how = measured_speed(machine.ranks), "arithmetic alone, at this processor's speed"
+        every = {agent.actor.dtype for agent in config.task.agents.values()}
+        dtype = Dtype.fp32 if Dtype.fp32 in every else Dtype.bf16
+        speed = measured_speed(machine.ranks, dtype)
+        how = f"arithmetic alone, at this processor's speed in {dtype.value}"
     else:
         speed, how = stated_speed(config.plan), "arithmetic, memory and network, all at once and at the stated figures"
     phases = iteration_seconds(config, material.shapes, ranks, speed)
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
-    whole = _duration(seconds * plan.num_iterations)
-    _say("time", f"at least {_duration(seconds)} per iteration ({parts}), {whole} in all: {how}")
+    once, whole = _duration(seconds), _duration(seconds * plan.num_iterations)
+    _say("time", f"at least {once} per iteration of the longest sequences ({parts}), {whole} in all: {how}")
 
 
 def _show_missing_weights(config: Config) -> None:
