@@ -55,6 +55,7 @@ def test_rows_are_mixed_filtered_and_left_out_with_their_counts(
     prompts = [row["agents"]["solo"]["prompt"] for row in samples]
     assert set(prompts) == {"ABCabc=", "CABcab="}
     assert 8 <= prompts.count("ABCabc=") < 16, "three quarters of them, in any order"
+    assert all(row["parts"]["characters"] == pytest.approx(row["agents"]["solo"]["score"]) for row in samples)
     config, _ = small_config(tmp_path / "runs", *typed)
     written = json.loads(evaluate_run(config, run, "latest", []).read_text())
     assert (written["rows"], written["too_long"]) == (9, 1)

@@ -182,7 +182,8 @@ class Trainer:
             raw = {
                 name: scores.raw.where(scores.valid[:, None], torch.nan) for name, scores in experience.scores.items()
             }
-            samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples)
+            parts = {name: one.tolist() for scores in experience.scores.values() for name, one in scores.parts.items()}
+            samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples, parts)
         self._show_samples(f"train_{iteration:08d}", samples)
 
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
