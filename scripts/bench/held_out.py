@@ -30,10 +30,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path)
     parser.add_argument("runs", nargs="+", help="LABEL=FOLDER")
-    parser.add_argument("--metric", default="sampled/score")
+    parser.add_argument("--metric", nargs="+", default=["sampled/score"], help="several: a line each")
     given = parser.parse_args()
-    curves = [_read(*text.rsplit("=", 1), f"eval/{given.metric}") for text in given.runs]
-    _draw(curves, given.metric, given.picture)
+    runs = [text.rsplit("=", 1) for text in given.runs]
+    several = len(given.metric) > 1
+    curves = [
+        _read(f"{label} {metric}" if several else label, folder, f"eval/{metric}")
+        for label, folder in runs
+        for metric in given.metric
+    ]
+    _draw(curves, "" if several else given.metric[0], given.picture)
     for curve in curves:
         points = zip(curve.responses, curve.minutes, curve.values, strict=True)
         cells = " | ".join(f"{value:.2f} ({responses}, {minutes:.0f} min)" for responses, minutes, value in points)
@@ -59,7 +65,7 @@ def _draw(curves: list[Curve], metric: str, picture: Path) -> None:
     for curve in curves:
         axes[0].plot(curve.responses, curve.values, marker=".", label=curve.label)
         axes[1].plot(curve.minutes, curve.values, marker=".")
-    axes[0].set(xlabel="responses", ylabel=f"held-out {metric}")
+    axes[0].set(xlabel="responses", ylabel=f"held-out {metric}".strip())
     axes[1].set(xlabel="minutes of training")
     axes[0].legend(frameon=False)
     figure.savefig(picture, metadata={"Date": None})

@@ -505,7 +505,7 @@ def test_a_save_waits_for_the_rows_that_belong_to_it(tmp_path: Path, capsys: pyt
     made, waiting = checkpoints(tmp_path), state(2)
     waiting.progress.metrics_bytes = None
     assert not made.save(waiting)
-    assert "no room for rows of metrics.jsonl" in capsys.readouterr().out
+    assert "rows of metrics.jsonl cannot be written" in capsys.readouterr().out
     assert names(tmp_path) == []
 
 

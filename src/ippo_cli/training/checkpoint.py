@@ -208,7 +208,7 @@ class Checkpoints:
         written: list[Path] = []
         if distributed.is_main():
             if state.progress.metrics_bytes is None:
-                failures.append("no room for rows of metrics.jsonl")
+                failures.append("rows of metrics.jsonl cannot be written")
             with noting(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
