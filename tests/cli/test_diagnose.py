@@ -67,7 +67,7 @@ def blamed(overrides: Sequence[str]) -> str:
         (["deepspeed.stage=two"], "deepspeed.stage=two does not fit; Value 'two'"),
         (["rollout.top_k=1.5"], "rollout.top_k=1.5 does not fit; Value '1.5'"),
         (["seed=[1"], "seed=[1 does not fit; "),
-        (["seed='range(1,4'"], "seed='range(1,4' opens a bracket and does not close it; use seed='range(1,4)'"),
+        (["seed='range(1,4'"], "seed='range(1,4' opens a bracket and does not close it; use 'seed=range(1,4)'"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

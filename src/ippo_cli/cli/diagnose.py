@@ -105,8 +105,9 @@ def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
                 f"+{name}{'' if agent[2] else '.template'}= adds one",
             )
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
-        if re.match(r"\w+\(", value.strip("'\"")) and value.count("(") > value.count(")"):
-            return ConfigError(text, "opens a bracket and does not close it", f"use {key}='{value.strip(chr(39))})'")
+        bare = value.strip("'\"")
+        if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
+            return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
         return ConfigError(text, "does not fit", _first_lines(error))
     group, _, leaf = name.partition(".")
     kinds = SWEEPS if group == "sweep" else KINDS.get(group, {})

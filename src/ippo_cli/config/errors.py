@@ -123,8 +123,8 @@ def system_error(error: BaseException) -> OSError | None:
     """The OSError of the operating system that an exception is, or was raised for."""
     link: BaseException | None = error
     while link is not None and not (isinstance(link, OSError) and link.errno is not None):
-        if isinstance(link, shutil.Error):
-            return _first_of_a_folder(link)
+        if isinstance(link, shutil.Error) and (first := _first_of_a_folder(link)) is not None:
+            return first
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return link
 

@@ -59,13 +59,18 @@ def stated_speed(plan: PlanConfig) -> Speed:
 def measured_speed(ranks: int, dtype: Dtype) -> Speed:
     """Of one of the ranks that share this machine's processor: matrix products in that precision, the fastest of those
     that a moment has time for, as other work delays some."""
-    size, fastest = 768, math.inf
+    size = 768
     left = torch.ones(size, size, dtype=DTYPES[dtype])
-    torch.mm(left, left)
-    until = time.perf_counter() + 0.2
-    while (began := time.perf_counter()) < until:
+
+    def product() -> float:
+        began = time.perf_counter()
         torch.mm(left, left)
-        fastest = min(fastest, time.perf_counter() - began)
+        return time.perf_counter() - began
+
+    product()  # the first one allocates
+    until, fastest = time.perf_counter() + 0.2, product()
+    while time.perf_counter() < until:
+        fastest = min(fastest, product())
     return Speed(operations=2.0 * size**3 / fastest / ranks)
 
 

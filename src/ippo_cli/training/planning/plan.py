@@ -222,8 +222,8 @@ def _show_disk(config: Config, material: Material, ranks: int) -> None:
 
 def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Machine, ranks: int) -> None:
     if config.plan.devices is None:
-        every = {agent.actor.dtype for agent in config.task.agents.values()}
-        dtype = Dtype.fp32 if Dtype.fp32 in every else Dtype.bf16
+        dtypes = {agent.actor.dtype for agent in config.task.agents.values()}
+        dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # of mixed teams the slower
         speed = measured_speed(machine.ranks, dtype)
         how = f"arithmetic alone, at this processor's speed in {dtype.value}"
     else:
