@@ -91,7 +91,7 @@ SHOWN = (
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
-    """What stands behind each field of a schema class."""
+    """What stands behind each field of a schema class, at its end where it has several lines."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         source = inspect.getsource(base)
@@ -102,7 +102,7 @@ def comments(cls: type[Any]) -> dict[str, str]:
         }
         for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = by_line.get(node.lineno, "")
+                found[node.target.id] = by_line.get(node.end_lineno or node.lineno) or by_line.get(node.lineno, "")
     return found
 
 

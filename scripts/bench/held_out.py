@@ -1,6 +1,6 @@
 """Held-out curves of runs as one small SVG picture: over responses trained on, and over minutes of training.
 
-    python scripts/bench/held_out.py docs/pictures/smollm2.svg --metric sampled/right 'grpo=outputs/.../RUN' 'ppo=...'
+    python scripts/bench/held_out.py docs/pictures/smollm2.svg 'grpo=outputs/.../RUN' 'ppo=...' --metric sampled/right
 
 Prints the same numbers as a table of Markdown. Minutes are those of the iterations, without evaluations and saving.
 """

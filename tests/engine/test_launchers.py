@@ -172,5 +172,10 @@ def test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert job_end({"SLURM_JOB_ID": "7"}) == datetime(2030, 1, 1).timestamp()
+    command.write_text(
+        '#!/bin/sh\n[ "$3" = 7_2 ] && echo EndTime=2030-01-01T00:00:00 || echo EndTime=2031-01-01T00:00:00\n'
+    )
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    assert job_end(task) == datetime(2030, 1, 1).timestamp(), "of another task of the array"
     command.write_text("#!/bin/sh\necho JobId=$3 EndTime=Unknown\n")
     assert job_end({"SLURM_JOB_ID": "7"}) is None

@@ -84,6 +84,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "zero3": ("deepspeed=zero3",),
     "zero3 in bf16": ("deepspeed=zero3", "actor.dtype=bf16"),
     "zero3 on two ranks": ("deepspeed=zero3", "launch.processes=2"),
+    "zero3 in bf16 on two ranks": ("deepspeed=zero3", "launch.processes=2", "actor.dtype=bf16"),
     "zero1 in bf16 on two ranks": ("deepspeed=zero1", "launch.processes=2", "actor.dtype=bf16"),
 }
 

@@ -212,6 +212,11 @@ FAULTS = (
         ("training/test_process.py::test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step",),
     ),
     Row(
+        "a signal while a run that has ended puts away what it used",
+        "its exit code stays; Ctrl-C ends it",
+        ("training/test_process.py::test_a_signal_after_the_end_of_a_run_does_not_change_how_it_ended",),
+    ),
+    Row(
         "SIGSTOP of a rank",
         "exit 11",
         (WATCHDOG + "test_a_rank_that_is_stopped_ends_the_others_with_eleven", "campaign hangs"),
@@ -231,6 +236,8 @@ FAULTS = (
             "engine/test_zero.py::test_a_gradient_that_is_not_finite_is_never_stepped_on",
             "rewards/test_score.py::test_a_row_without_a_finite_number_is_left_out_and_scores_nothing",
             "formulas/test_logprobs.py::test_a_nan_in_the_logits_is_not_hidden",
+            "training/test_update.py::"
+            "test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end",
             "formulas/test_value_loss.py::test_nan_padding_never_reaches_the_aggregated_loss",
         ),
     ),
@@ -326,6 +333,11 @@ FAULTS = (
             "rewards/test_processes.py::test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other",
             "rewards/test_function.py::test_a_process_of_its_own_can_be_killed_and_costs_only_its_row",
         ),
+    ),
+    Row(
+        "an answer that takes for ever to be compared (a tower of powers)",
+        "that row has failed, and no other",
+        ("rewards/test_math.py::test_a_tower_of_powers_is_killed_and_fails_alone",),
     ),
     Row(
         "no rows on one rank, equal rewards, empty and cut responses",

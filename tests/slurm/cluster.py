@@ -58,13 +58,13 @@ class Cluster:
         said = self.run("sbatch", "--parsable", f"--output={folder}/output", *arguments, cwd=folder)
         return int(said)
 
-    def fields(self, job: int) -> dict[str, str]:
+    def fields(self, job: int | str) -> dict[str, str]:
         return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", str(job))))
 
-    def state(self, job: int) -> str:
+    def state(self, job: int | str) -> str:
         return self.fields(job)["JobState"]
 
-    def wait_for(self, job: int, *states: str, output: Path) -> None:
+    def wait_for(self, job: int | str, *states: str, output: Path) -> None:
         """Wait until a job is in one of these states."""
 
         def told() -> str:

@@ -87,8 +87,8 @@ def test_a_job_that_is_near_its_time_limit_is_queued_again_and_goes_on(cluster: 
     until(begun, lambda: str(sorted(tmp_path.rglob("*"))))
     number = str(jobs(tmp_path)[0]["slurm"])
     cluster.run("scancel", "--signal=USR2", number)  # as SLURM does before the limit
-    cluster.wait_for(int(number), "PENDING", "COMPLETED", "FAILED", output=tmp_path / "none")
-    assert cluster.fields(int(number))["Restarts"] == "1"
+    cluster.wait_for(number, "PENDING", "COMPLETED", "FAILED", output=tmp_path / "none")
+    assert cluster.fields(number)["Restarts"] == "1"
     assert jobs(tmp_path)[0]["state"] == "waiting"
     assert sweep.poll() is None
     (tmp_path / "slow").unlink()

@@ -78,10 +78,10 @@ RELAY = [
     "task.agents.second.warm_start_answer='{hidden}'",
     "algorithm=ppo",
     "algorithm.ppo_epochs=4",
-    "algorithm.entropy_coef=0.01",
+    "algorithm.entropy_coef=0.03",
     "actor.warm_start_steps=60",
     "actor.warm_start_learning_rate=3e-3",
-    "actor.learning_rate=4e-3",
+    "actor.learning_rate=2e-3",
     "actor.lr_schedule=constant",
     "actor.min_lr_ratio=1.0",
     "actor.warmup_iterations=0",
@@ -90,7 +90,7 @@ RELAY = [
     "rollout.decode_batch_size=128",
     "rollout.max_new_tokens=1",
     "algorithm.mini_batch_size=64",
-    "num_iterations=25",
+    "num_iterations=40",
     "evaluation.every=0",
     "checkpoint.every=0",
 ]
@@ -107,4 +107,4 @@ def test_an_agent_that_hears_another_learns_what_none_can_that_does_not(tmp_path
     folder = train(tmp_path, *RELAY)
     learnt = fmean(row["second/score/mean"] for row in rows(folder)[-3:])
     assert without_hearing < 0.9
-    assert learnt > without_hearing + 0.05
+    assert learnt > without_hearing + 0.05  # .94 to .99 with four seeds, against .83

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ TINY = (
     "evaluation.greedy=false",
 )
 LIMIT_S = 200
+ASKED_S = 25.0  # ten to hear it, wherever it is, fifteen to save
+KILLED_S = 60.0  # for the others to see that a rank is gone
 REWARD = '''
 import multiprocessing, os, signal, sys, threading, time
 from ippo_cli.config.errors import PreflightError
@@ -35,6 +38,10 @@ def length(text):
 def scored(responses):
     return {"team": [length(text) for text in responses["low"]]}
 
+def told(signal):
+    open("told", "w").close()  # when it was
+    os.kill(os.getpid(), signal)
+
 def ask_while_decoding():
     frame = None
     while frame is None:
@@ -42,7 +49,7 @@ def ask_while_decoding():
         frame = sys._current_frames()[threading.main_thread().ident]
         while frame is not None and frame.f_code.co_name != "decode":
             frame = frame.f_back
-    os.kill(os.getpid(), signal.SIGTERM)
+    told(signal.SIGTERM)
 
 def asks_one_rank_to_leave(examples, responses):
     """Rank 0 alone gets SIGTERM while its first agent writes in the second iteration."""
@@ -62,7 +69,7 @@ def kills_a_rank(examples, responses):
     global calls
     calls += 1
     if rank == os.environ["VICTIM"] and calls == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+        told(signal.SIGKILL)
     return scored(responses)
 
 def fails_on_rank_0(examples, responses):
@@ -114,6 +121,10 @@ def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tupl
     return process.returncode, said.splitlines(), folder
 
 
+def seconds_since_it_was_told(root: Path) -> float:
+    return time.time() - (root / "told").stat().st_mtime
+
+
 def descendants(parent: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout.split()
     return [number for child in map(int, found) for number in (child, *descendants(child))]
@@ -128,6 +139,7 @@ def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60"]
     keys = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer", *long]
     code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
+    assert seconds_since_it_was_told(tmp_path) <= ASKED_S
     assert code == 75, said
     assert state_of(folder)["state"] == "preempted"
     assert [row["iteration"] for row in rows(folder)] == [0, 1]  # the second rollout was abandoned
@@ -139,6 +151,7 @@ def test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first(tmp_pa
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60", "rollout.decode_batch_size=1"]
     keys = ["launch.processes=2", "deepspeed=zero2", "rollout.buffer_size=4000", "algorithm.mini_batch_size=4000"]
     code, said, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # of minutes
+    assert seconds_since_it_was_told(tmp_path) <= ASKED_S
     assert code == 75, said
     assert [row["iteration"] for row in rows(folder)] == [0]
     assert state_of(folder)["state"] == "preempted"
@@ -148,6 +161,7 @@ def test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first(tmp_pa
 @pytest.mark.parametrize("victim", ["0", "1"])
 def test_a_rank_that_is_killed_is_named_first_and_last(tmp_path, victim):
     code, said, folder = leaves(tmp_path, "kills_a_rank", "launch.processes=2", "deepspeed=zero2", VICTIM=victim)
+    assert seconds_since_it_was_told(tmp_path) <= KILLED_S
     assert code == 1, said
     first, *others, last = [line for line in said if line.startswith("ippo: ")]
     assert first.startswith(f"ippo: rank {victim} was killed by SIGKILL (")

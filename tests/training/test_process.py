@@ -48,3 +48,21 @@ def test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step(
         run_training(config, folder, resumed=False)
     assert json.loads((folder / "run.json").read_text())["state"] == "preempted"
     assert not (folder / "initial" / "low").exists()
+
+
+def test_a_signal_after_the_end_of_a_run_does_not_change_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = new_run(tmp_path, "num_iterations=1")
+    asked: list[str] = []
+
+    def asked_to_leave() -> None:
+        asked.append(json.loads((folder / "run.json").read_text())["state"])
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+
+    ended = distributed.shutdown
+    monkeypatch.setattr(distributed, "shutdown", lambda: (asked_to_leave(), ended()))
+    run_training(config, folder, resumed=False)
+    assert asked == ["done"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import signal
 import sys
 import textwrap
 import traceback
@@ -81,6 +82,8 @@ def leave(code: int) -> NoReturn:
     distributed = sys.modules.get("ippo_cli.engine.distributed")
     if distributed is None or not distributed.has_run():
         sys.exit(code)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # how it ended is known
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the disk that they go to may be full

@@ -130,17 +130,24 @@ def job_id(environ: Mapping[str, str]) -> str | None:
     """
     if environ.get("IPPO_RUN_ID"):
         return environ["IPPO_RUN_ID"]
-    if "SLURM_JOB_ID" not in environ:
-        return None
-    job = environ["SLURM_JOB_ID"]
+    job = slurm_job(environ)
+    return None if job is None else f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}-{job}"
+
+
+def slurm_job(environ: Mapping[str, str]) -> str | None:
+    """The job that SLURM runs, as its commands take it: of an array `ARRAY_TASK`; None outside of jobs.
+
+    The tasks of an array have numbers of their own, but that of one of them is the array's, and a command that is
+    given it does something to all.
+    """
     if "SLURM_ARRAY_JOB_ID" in environ:
-        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    return f"{environ.get('SLURM_CLUSTER_NAME', 'slurm')}-{job}"
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID")
 
 
 def submitted_job(environ: Mapping[str, str]) -> str | None:
     """The SLURM job that submitit runs this process as, whose function it calls anew when the job is started again."""
-    return environ.get("SLURM_JOB_ID") if environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
+    return slurm_job(environ) if environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
 
 
 def restarts(environ: Mapping[str, str]) -> int:
@@ -155,7 +162,8 @@ def may_requeue(environ: Mapping[str, str]) -> bool:
 
 def requeue(environ: Mapping[str, str]) -> bool:
     """Put this job back into SLURM's queue, which ends it; False where SLURM refuses."""
-    return _slurm("scontrol", "requeue", environ["SLURM_JOB_ID"]) is not None
+    job = slurm_job(environ)
+    return job is not None and _slurm("scontrol", "requeue", job) is not None
 
 
 def ask_to_leave(job: str) -> None:
@@ -168,7 +176,7 @@ def queued(jobs: Sequence[str]) -> dict[str, str] | None:
     if not jobs:
         return {}
     # Asked for one job alone, which it no longer knows, squeue fails as if it could not be asked: never for one alone.
-    said = _slurm("squeue", "--noheader", "--format=%A %T", f"--jobs={','.join([*jobs, jobs[0]])}")
+    said = _slurm("squeue", "--noheader", "--format=%i %T", f"--jobs={','.join([*jobs, jobs[0]])}")
     if said is None:
         return None
     states = (line.split() for line in said.splitlines())
@@ -177,11 +185,12 @@ def queued(jobs: Sequence[str]) -> dict[str, str] | None:
 
 def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
     """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit."""
-    if "SLURM_JOB_ID" not in environ:
+    job = slurm_job(environ)
+    if job is None:
         return None
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():
         return float(environ["SLURM_JOB_END_TIME"])
-    said = _slurm("scontrol", "show", "job", environ["SLURM_JOB_ID"], "--oneliner") or ""
+    said = _slurm("scontrol", "show", "job", job, "--oneliner") or ""
     match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)  # Unknown without a limit
     return None if match is None else datetime.fromisoformat(match[1]).timestamp()
 

@@ -118,8 +118,7 @@ def commit(temporary: Path, final: Path, files: Listing) -> None:
     """List the files, which lie on the disk, and give the folder its name."""
     # It says nothing else: of a bit that flips here, too, something must be found.
     write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1))
-    for folder in {temporary, *((temporary / name).parent for name in files)}:
-        sync_folder(folder)
+    sync_folders(temporary, files)
     if final.exists():  # a damaged one of the same iteration that was passed over on resume
         shutil.rmtree(final)
     fault_point("save.rename")
@@ -138,6 +137,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_folders(root: Path, files: Iterable[str]) -> None:
+    """Make the names of these files below a folder durable, and those of the folders that they lie in."""
+    for folder in {root, *(root / above for name in files for above in Path(name).parents)}:
+        sync_folder(folder)
 
 
 def sha256_of(path: Path) -> str:

@@ -26,7 +26,7 @@ from ippo_cli.config.teams import holders, learning_members
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.checkpoint_files import Listing, listing, sha256_of, sync_folder
+from ippo_cli.training.checkpoint_files import Listing, listing, sha256_of, sync_folder, sync_folders
 from ippo_cli.training.elo import Games, results, snapshot_name
 from ippo_cli.training.folder import all_checkpoints, step_name
 from ippo_cli.types import Batch, Episode
@@ -103,10 +103,10 @@ class Partners:
         for iteration, files in self._state.snapshots.items():
             for name, entry in files.items():
                 file = self._place(iteration) / name
-                if not file.is_file() or sha256_of(file) != entry["sha256"]:
+                if not _is_intact(file, entry["sha256"]):
                     raise ResumeError(
                         f"{file} is not what it was when it was written, and the run would go on with other "
-                        "partners; put it back, or start a new run"
+                        "partners; put it back, go on without any (team.partners.every=0), or start a new run"
                     )
 
     def begin(self, team: Team, iteration: int) -> None:
@@ -139,6 +139,7 @@ class Partners:
         def named() -> Listing:
             with storing(str(self._folder)):
                 listed = listing(partial, written)
+                sync_folders(partial, listed)
                 shutil.rmtree(final, ignore_errors=True)  # of an earlier attempt at the same iteration
                 partial.rename(final)
                 sync_folder(final.parent)
@@ -246,6 +247,13 @@ class Partners:
     def table(self) -> list[dict[str, Any]]:
         """The rows of `elo.json`; none where no games are kept."""
         return self._state.games.table(self.ratings())
+
+
+def _is_intact(file: Path, digest: str) -> bool:
+    try:
+        return sha256_of(file) == digest
+    except OSError:  # gone, or not to be read
+        return False
 
 
 def best_first(ratings: Mapping[str, float]) -> list[tuple[str, float]]:

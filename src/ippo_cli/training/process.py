@@ -84,21 +84,22 @@ def run_training(
     """
     device = prepare_process(config)
     arm(config.debug_faults, distributed.rank())
-    try:
-        distributed.same_everywhere(device.type, "device")
-        distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
-        folder = _agreed_folder(config, folder, start)
-        with ExitStack() as held:
-            _hold(folder, held)
-            preemption = held.enter_context(PreemptionHandler())
-            _watch(config, folder, held)
-            console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
-            _train(config, folder, console, preemption, device, resumed=resumed)
-    except (IppoError, KeyboardInterrupt) as error:
-        error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
-        raise
-    finally:
-        distributed.shutdown()
+    with ExitStack() as over:
+        try:
+            distributed.same_everywhere(device.type, "device")
+            distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
+            folder = _agreed_folder(config, folder, start)
+            with ExitStack() as held:
+                _hold(folder, held)
+                preemption = held.enter_context(PreemptionHandler(over))
+                _watch(config, folder, held)
+                console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
+                _train(config, folder, console, preemption, device, resumed=resumed)
+        except (IppoError, KeyboardInterrupt) as error:
+            error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
+            raise
+        finally:
+            distributed.shutdown()
 
 
 def _train(

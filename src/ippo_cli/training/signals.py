@@ -31,9 +31,13 @@ NOTICE = "asked to leave"
 
 
 class PreemptionHandler:
-    """Whether some rank was asked to leave. A second Ctrl-C leaves at once."""
+    """Whether some rank was asked to leave. A second Ctrl-C leaves at once.
 
-    def __init__(self) -> None:
+    Signals are handled until `over` closes, which may be after this handler's own end: what comes while a run that has
+    ended puts away what it used does not change how it ended.
+    """
+
+    def __init__(self, over: ExitStack | None = None) -> None:
         self.requested: signal.Signals | None = None  # what this rank was asked by
         self._elsewhere = False  # whether another rank was, as far as this one has heard
         self._announced = False
@@ -41,12 +45,13 @@ class PreemptionHandler:
         self._requested_at = 0.0
         self._calls_reward = False
         self.leave_by = math.inf  # the moment, in seconds since 1970, at which this rank asks itself
-        self._held = ExitStack()
+        self._held = ExitStack()  # until this handler's end, where nothing lasts longer
+        self._handled_until = over or self._held
         self._over = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="preemption", daemon=True)
 
     def __enter__(self) -> PreemptionHandler:
-        self._held.enter_context(handling(HANDLED, self._note))
+        self._handled_until.enter_context(handling(HANDLED, self._note))
         self._watching.start()
         return self
 

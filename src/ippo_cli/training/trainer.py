@@ -15,6 +15,7 @@ from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
+from ippo_cli.engine.host_memory import give_back_freed
 from ippo_cli.rollout.generator import Draws
 from ippo_cli.tasks.task import Task, most_turns
 from ippo_cli.training.checkpoint import Checkpoints, State
@@ -127,11 +128,13 @@ class Trainer:
             with clock("partners"):
                 self.partners.begin(team, iteration)
         collected = self.source.get(iteration, state.moments, clock)
+        give_back_freed()
         experience = collected.experience
         self._warn_of_unusual(collected, iteration)
         with clock("targets"):
             fault_point("targets")
             targets, kl_coef = algorithm.targets(team, experience, after_agent=self.preemption.agree)
+            give_back_freed()
         self.point.weights_moved = True
         with clock("update"):
             turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)

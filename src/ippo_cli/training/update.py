@@ -12,6 +12,7 @@ from torch.profiler import record_function
 from ippo_cli.agents.learner import Learner
 from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed, progress
+from ippo_cli.engine.host_memory import give_back_freed
 from ippo_cli.engine.zero import StepResult
 from ippo_cli.training.balance import dealt
 from ippo_cli.training.faults import fault_point
@@ -73,6 +74,7 @@ def _train(
         for number, batch in enumerate(epoch_batches):
             before = tally.step_sum("policy/approx_kl").clone()
             result = _step(learner, batch, context, tally, (epoch == 0, epoch == 0 and number == 0))
+            give_back_freed()
             steps, skipped = steps + 1, skipped + (not result.applied)
             tally.tokens += batch.num_tokens
             tally.first_epoch_tokens += batch.num_tokens if epoch == 0 else 0

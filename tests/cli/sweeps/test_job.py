@@ -59,6 +59,14 @@ def test_a_job_that_has_saved_before_its_time_limit_is_queued_again_and_waits(jo
     assert (row.state, row.exit_code, row.slurm) == ("waiting", 75, "7")
 
 
+def test_of_an_array_the_task_alone_is_queued_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")  # the number of one task is that of the array
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    row, queued = left(job, "exit 75")
+    assert queued == ["requeue 7_3"]
+    assert row.slurm == "7_3"
+
+
 @pytest.mark.parametrize(
     ("rank", "state", "code"),
     [

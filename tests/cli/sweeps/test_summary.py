@@ -101,9 +101,9 @@ def test_a_job_whose_process_is_gone_is_missing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a sweep whose only job SLURM runs as number 77, on a machine without SLURM."""
+    """The folder of a sweep whose only job SLURM runs as task 0 of array 76, on a machine without SLURM."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin-without-slurm")
-    row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="77", since=at("10:00:00"))
+    row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=at("10:00:00"))
     create(tmp_path, [], [row, Row(2, ["a=2"], "2", "done")])
     return tmp_path
 
@@ -112,29 +112,34 @@ def at(clock: str) -> float:
     return datetime.fromisoformat(f"2030-01-01T{clock}").timestamp()
 
 
-def written(folder: Path, *lines: str) -> None:
-    output = folder / ".submitit" / "76_0"
+def written(folder: Path, job: str, *lines: str) -> None:
+    output = folder / ".submitit" / job
     output.mkdir(parents=True, exist_ok=True)
-    (output / "76_0_0_log.err").write_text("".join(f"{line}\n" for line in lines))
+    (output / f"{job}_0_log.err").write_text("".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize(
-    ("line", "state"),
+    ("job", "line", "state"),
     [
         (
+            "76_0",
             "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 DUE TO NODE FAILURE, SEE ... ***",
             "missing",
         ),
-        ("slurmstepd-n1: error: *** STEP 77.0 ON n1 CANCELLED AT 2030-01-01T10:00:00 ***", "missing"),
-        ("slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T09:59:00 DUE TO PREEMPTION ***", "running"),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***", "running"),
+        ("76_0", "slurmstepd-n1: error: *** STEP 77.0 ON n1 CANCELLED AT 2030-01-01T10:00:00 ***", "missing"),
+        (
+            "76_0",
+            "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T09:59:00 DUE TO PREEMPTION ***",
+            "running",
+        ),
+        ("76_1", "slurmstepd: error: *** JOB 76 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***", "running"),
     ],
     ids=["node failure", "in the second in which it began", "before it was started again", "another job"],
 )
 def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
-    submitted: Path, line: str, state: str
+    submitted: Path, job: str, line: str, state: str
 ) -> None:
-    written(submitted, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
+    written(submitted, job, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
     summary = summarized(submitted)
     assert [job.state for job in summary.jobs] == [state, "done"]
     go_on = f"go on with what is missing: ippo-train -m resume={submitted}"
@@ -143,7 +148,7 @@ def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
 
 def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> None:
     for until, state in ((time.time() - 60, "running"), (time.time() - 3600, "missing")):
-        row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="77", since=1.0, until=until)
+        row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=1.0, until=until)
         create(submitted, [], [row])
         assert [job.state for job in summarized(submitted).jobs] == [state]
 
@@ -151,20 +156,20 @@ def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> N
 @pytest.mark.parametrize(
     ("squeue", "state"),
     [
-        ("echo 77 RUNNING", "running"),
-        ("echo 77 PENDING", "waiting"),  # put back into the queue, as of a node that failed
+        ("echo 76_0 RUNNING", "running"),
+        ("echo 76_0 PENDING", "waiting"),  # put back into the queue, as of a node that failed
         ("exit 0", "missing"),
         ("exit 1", "running"),  # nobody answers: that it is gone is not known
     ],
 )
 def test_a_job_of_slurm_is_what_its_queue_says(submitted: Path, squeue: str, state: str) -> None:
-    (submitted / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=77,77 ] || exit 2\n{squeue}\n')
+    (submitted / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=76_0,76_0 ] || exit 2\n{squeue}\n')
     (submitted / "squeue").chmod(0o755)
     assert [job.state for job in summarized(submitted).jobs] == [state, "done"]
 
 
 def test_a_sweep_that_waits_for_a_job_which_slurm_lost_is_to_be_ended_first(submitted: Path) -> None:
-    written(submitted, "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***")
+    written(submitted, "76_0", "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***")
     with lock(submitted):
         said = sweep_report.table(summarized(submitted)).splitlines()
     assert said[-2] == "job 1 is gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on"

@@ -121,8 +121,7 @@ def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
     try:
         assert len(rows) == 164
         assert passed([row["canonical_solution"] for row in rows], rows) == [1.0] * 164
-        some = rows[::8]
-        assert passed([mutated(row) for row in some], some) == [0.0] * len(some)
+        assert passed([mutated(row) for row in rows], rows) == [0.0] * 164
     finally:
         judges.close()
 

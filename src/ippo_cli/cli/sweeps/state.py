@@ -19,8 +19,8 @@ from ippo_cli.engine import launchers
 from ippo_cli.training.folder import RUN_LOCK, in_use
 
 STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
-OUTPUT = ".submitit/*/*_log.err"
-NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) (\d+)(?:\.\S+)? ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err, where of an array JOB is ARRAY_NUMBER
+NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 NOTICE_BYTES = 65_536  # of the end of a job's output, where SLURM writes why it ends it
 OVERDUE_S = 600.0  # after its time limit, when a job must be gone whatever its cluster grants it
 
@@ -56,7 +56,8 @@ def _notices(sweep: Path) -> dict[str, float]:
     for file in sweep.glob(OUTPUT):
         with suppress(OSError), file.open("rb") as output:
             output.seek(max(0, file.stat().st_size - NOTICE_BYTES))
-            for job, at in NOTICE.findall(output.read().decode(errors="replace")):
+            job = file.name.rsplit("_", 2)[0]
+            for at in NOTICE.findall(output.read().decode(errors="replace")):
                 found[job] = max(found.get(job, 0.0), datetime.fromisoformat(at).timestamp())
     return found
 

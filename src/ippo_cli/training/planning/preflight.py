@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from ippo_cli.config.schema import (
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import bases, critics, holders
+from ippo_cli.engine.host_memory import host_memory
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.shape import (
     ModelShape,
@@ -121,11 +121,11 @@ def device_kind(wanted: Device) -> str:
 def this_machine(device: str, ranks: int) -> Machine:
     """Of the machine that this process runs on, `ranks` of whose processes train."""
     if device == "cpu":
-        return Machine(device=device, host=_host_memory(), accelerator=0, ranks=ranks, ranks_per_device=ranks)
+        return Machine(device=device, host=host_memory().total, accelerator=0, ranks=ranks, ranks_per_device=ranks)
     count = torch.cuda.device_count()
     return Machine(
         device=device,
-        host=_host_memory(),
+        host=host_memory().total,
         accelerator=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
         ranks=ranks,
         ranks_per_device=-(-ranks // count),
@@ -375,13 +375,3 @@ def _critic_contexts(
             source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
             found[name] = critic_context(config, critic, _empty(known, source, revision).config)
     return found
-
-
-def _host_memory() -> int:
-    """Of the machine, or what a container is allowed of it."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = Path(file).read_text().strip() if Path(file).is_file() else ""
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
