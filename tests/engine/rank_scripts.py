@@ -64,7 +64,7 @@ def finish(children: Sequence[ForkServerProcess], limit_s: float) -> list[int | 
 
 def said(folder: Path) -> str:
     """The end of everything that ranks printed, for the message of a failure."""
-    files = sorted([*folder.glob("printed*"), *folder.glob("errors*")])
+    files = sorted(file for kind in ("printed*", "errors*") for file in folder.glob(kind) if file.is_file())
     return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-4000:]}" for file in files)
 
 

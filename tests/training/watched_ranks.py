@@ -28,6 +28,12 @@ def hangs() -> None:
         time.sleep(3600)
 
 
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        progress.made()
+        time.sleep(0.02)
+
+
 def main(folder: Path, scene: str, rank: int) -> None:
     if scene == "waits":
         works(3 * LIMIT_S) if rank else None
@@ -37,7 +43,9 @@ def main(folder: Path, scene: str, rank: int) -> None:
             time.sleep(1.7 * LIMIT_S)
     elif scene in ("stopped0", "stopped1"):
         if rank == int(scene[-1]):
+            wait_for(folder / "watched")  # until then the other may still wait for this rank to meet it
             os.kill(os.getpid(), signal.SIGSTOP)
+        (folder / "watched").touch()
         distributed.barrier()
     elif scene == "suspended":
         time.sleep(0.15 * LIMIT_S)  # looked at at least once
