@@ -22,7 +22,7 @@ def distinct(rows: list[Example]) -> set[str]:
     ("train", "held_out", "sizes"),
     [
         (arithmetic.train, arithmetic.held_out, (1000, 100)),
-        (word_problems.train, word_problems.held_out, (2000, 200)),
+        (word_problems.train, word_problems.held_out, (4000, 200)),
         (subjects.train, subjects.held_out, (192, 48)),
     ],
 )
@@ -44,53 +44,92 @@ def test_sums_and_differences_are_right_and_small() -> None:
         assert row["difference"] == abs(row["a"] - row["b"])
 
 
-def numbers_of(row: Example) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", row["question"])]
+WORD_PROBLEMS = (
+    word_problems.train,
+    word_problems.held_out,
+    word_problems.other_templates,
+    word_problems.other_words,
+)
+
+
+def numbers_of(row: Example) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", row["question"]))
+
+
+def words_of(row: Example) -> str:
+    """A problem's text without what differs between problems of one template."""
+    words = re.sub(r"\d+", "#", row["question"])
+    words = re.sub("|".join(word_problems.NAMES), "N", words)
+    return re.sub("|".join(word_problems.THINGS), "T", words)
 
 
 def test_word_problems_have_three_numbers_and_an_answer_that_a_child_could_give() -> None:
-    for row in [*word_problems.train(), *word_problems.held_out(), *word_problems.other_templates()]:
-        numbers = numbers_of(row)
-        assert len(numbers) == 3, row
-        assert all(2 <= number <= 20 for number in numbers)
-        assert row["answer"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("begins", "asks", "steps"),
-    [
-        ("finds", "How many are left", lambda a, b, c: [a + b, a + b - c]),
-        ("boxes of", "How many are left", lambda a, b, c: [a * b, a * b - c]),
-        ("bags of", "in all", lambda a, b, c: [b * c, a + b * c]),
-        ("on a table", "remain", lambda a, b, c: [a - b, a - b - c]),
-        ("on Tuesday", "dollars is that", lambda a, b, c: [a + b, (a + b) * c]),
-        ("sells the rest", "dollars is that", lambda a, b, c: [a - b, (a - b) * c]),
-        ("needs", "still missing", lambda a, b, c: [a - b, a - b - c]),
-        ("pages a day", "pages is that", lambda a, b, c: [a * b, a * b + c]),
-    ],
-)
-def test_steps_and_answers_are_those_of_the_questions(begins: str, asks: str, steps: Callable[..., list[int]]) -> None:
-    rows = [row for row in word_problems.train() if begins in row["question"]]
-    assert len(rows) == 250
-    for row in rows:
-        assert asks in row["question"]
-        assert row["steps"] == steps(*numbers_of(row))
+    for row in [row for problems in WORD_PROBLEMS for row in problems()]:
+        assert numbers_of(row) == tuple(row["numbers"])
+        assert len(row["numbers"]) == 3
+        assert all(2 <= number <= 20 for number in row["numbers"])
+        assert min(row["steps"]) >= 1
         assert row["answer"] == row["steps"][-1]
 
 
-def test_numbers_of_a_held_out_problem_are_new_to_its_template() -> None:
-    def shape(row: Example) -> str:
-        words = re.sub(r"\d+", "#", row["question"])
-        for name in word_problems.NAMES:
-            words = words.replace(name, "N")
-        for thing in word_problems.THINGS:
-            words = words.replace(thing, "T")
-        return words
+SIGNS = {
+    "finds": "+",
+    "is given": "+",
+    "wins": "+",
+    "picks up": "+",
+    "makes": "+",
+    "loses": "-",
+    "gives away": "-",
+    "sells": "-",
+    "throws away": "-",
+    "lends": "-",
+}
 
-    trained = {(shape(row), *numbers_of(row)) for row in word_problems.train()}
-    assert len({shape(row) for row in word_problems.train()}) == len(word_problems.PROBLEMS)
-    assert not trained & {(shape(row), *numbers_of(row)) for row in word_problems.held_out()}
-    assert not {shape(row) for row in word_problems.other_templates()} & {key[0] for key in trained}
+
+def read(row: Example) -> list[int]:
+    """The steps, read from the words once more."""
+    a, b, c = numbers_of(row)
+    said = [sign for _, sign in sorted((row["question"].find(verb), sign) for verb, sign in SIGNS.items()) if _ >= 0]
+    if len(said) == 1:
+        assert re.search(r"buys \d+ bags of|fills \d+ boxes with", row["question"])
+        return [a * b, a * b + c if said == ["+"] else a * b - c]
+    first = a + b if said[0] == "+" else a - b
+    return [first, first + c if said[1] == "+" else first - c]
+
+
+@pytest.mark.parametrize("problems", WORD_PROBLEMS[:3])
+def test_steps_are_those_of_the_questions(problems: Callable[[], list[Example]]) -> None:
+    rows = problems()
+    assert all(row["steps"] == read(row) for row in rows)
+    multiplied = sum("bags of" in row["question"] or "boxes with" in row["question"] for row in rows)
+    assert multiplied == -(-len(rows) // 3)
+
+
+def test_steps_in_other_words_are_those_of_the_questions() -> None:
+    for row in word_problems.other_words():
+        a, b, c = numbers_of(row)
+        if "children" in row["question"]:
+            assert row["steps"] == [a * b, a * b + c]
+        elif "bus" in row["question"]:
+            assert row["steps"] == [a + b, a + b - c]
+        else:
+            assert "an hour" in row["question"]
+            assert row["steps"] == [a * b, a * b - c]
+
+
+def test_held_out_problems_have_new_numbers_and_other_templates_new_sentences_of_known_phrases() -> None:
+    trained = word_problems.train()
+    numbers, shapes = {numbers_of(row) for row in trained}, {words_of(row) for row in trained}
+    assert len(shapes) > 650
+    assert {words_of(row) for row in word_problems.held_out()} <= {
+        template.text.format("#", "#", "#", name="N", things="T") for template in word_problems.TRAINED_TEMPLATES
+    }
+    for problems in (word_problems.held_out, word_problems.other_templates):
+        assert not numbers & {numbers_of(row) for row in problems()}
+    assert not shapes & {words_of(row) for row in [*word_problems.other_templates(), *word_problems.other_words()]}
+    told = " ".join(shapes)
+    for phrase in [*word_problems.GAINS, *word_problems.LOSSES, *word_problems.AMOUNTS, *word_problems.PRODUCTS]:
+        assert phrase.format("#", "#", things="T") in told
 
 
 @pytest.mark.parametrize(
@@ -98,7 +137,7 @@ def test_numbers_of_a_held_out_problem_are_new_to_its_template() -> None:
     [
         ("arithmetic", {"solo": "What is 30 + 20? Answer with the number only."}),
         ("arithmetic_pair", {"add": "What is 30 + 20?", "subtract": "What is 30 - 20?"}),
-        ("word_problems", {"solver": "Q: David has 6 shells, finds 20 more"}),
+        ("word_problems", {"solver": "Q: Clara buys 3 bags of 7 stamps and then lends 11 to a friend."}),
         ("writing", {"brief": "Write one short sentence about the history of bread.", "long": "the history of bread"}),
     ],
 )

@@ -1,112 +1,122 @@
-"""Word problems of two steps, made from templates: a small pretrained model gets next to none of them right."""
+"""Word problems of two steps from some 800 templates, which put the same phrases together in different ways.
+
+"Ada has 12 eggs, finds 5 and then loses 4. How many are there now?" takes `12 + 5 = 17, 17 - 4 = 13`.
+"""
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
 
 from ippo_cli.types import Example
 
-TRAIN, HELD_OUT = 2000, 200
+TRAIN, HELD_OUT = 4000, 200
 NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Kira", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
-SMALLEST = 2
-Numbers = tuple[int, int, int]
-Problem = tuple[str, Callable[[int, int, int], tuple[int, int]], Numbers]
+SMALLEST, LARGEST, LARGEST_FACTOR = 2, 20, 10
 
-# What is asked of the numbers a, b and c, the results of both steps, and how large each number may be: factors are
-# small. An answer below 1 is no problem: other numbers are drawn.
-PROBLEMS: tuple[Problem, ...] = (
-    (
-        "{name} has {a} {things}, finds {b} more and gives away {c}. How many are left?",
-        lambda a, b, c: (a + b, a + b - c),
-        (20, 20, 20),
-    ),
-    (
-        "{name} buys {a} boxes of {b} {things} and loses {c}. How many are left?",
-        lambda a, b, c: (a * b, a * b - c),
-        (10, 10, 20),
-    ),
-    (
-        "{name} has {a} {things} and buys {b} bags of {c}. How many is that in all?",
-        lambda a, b, c: (b * c, a + b * c),
-        (20, 10, 10),
-    ),
-    (
-        "There are {a} {things} on a table. {name} takes {b} and later {c}. How many remain?",
-        lambda a, b, c: (a - b, a - b - c),
-        (20, 20, 20),
-    ),
-    (
-        "{name} sells {a} {things} on Monday and {b} on Tuesday, for {c} dollars each. How many dollars is that?",
-        lambda a, b, c: (a + b, (a + b) * c),
-        (10, 10, 5),
-    ),
-    (
-        "{name} has {a} {things}, keeps {b} and sells the rest for {c} dollars each. How many dollars is that?",
-        lambda a, b, c: (a - b, (a - b) * c),
-        (20, 20, 5),
-    ),
-    (
-        "{name} needs {a} {things}, has {b} and gets {c}. How many are still missing?",
-        lambda a, b, c: (a - b, a - b - c),
-        (20, 20, 20),
-    ),
-    (
-        "{name} reads {a} pages a day for {b} days, and then {c} more. How many pages is that?",
-        lambda a, b, c: (a * b, a * b + c),
-        (10, 10, 20),
-    ),
-)
-OTHERS: tuple[Problem, ...] = (
-    (
-        "{a} children bring {b} {things} each, and {name} brings {c}. How many {things} are there?",
-        lambda a, b, c: (a * b, a * b + c),
-        (10, 10, 20),
-    ),
-    (
-        "A bus carries {a} people. {b} get on, and then {c} get off. How many people does it carry now?",
-        lambda a, b, c: (a + b, a + b - c),
-        (20, 20, 20),
-    ),
-    (
-        "{name} earns {a} dollars an hour, works {b} hours and spends {c} dollars. How many dollars are left?",
-        lambda a, b, c: (a * b, a * b - c),
-        (10, 10, 20),
+AMOUNTS = ("has {} {things}", "begins with {} {things}", "takes {} {things} out of a box")
+PRODUCTS = ("buys {} bags of {} {things}", "fills {} boxes with {} {things} each")
+GAINS = ("finds {}", "is given {}", "wins {}", "picks up {}", "makes {} more")
+LOSSES = ("loses {}", "gives away {}", "sells {}", "throws away {}", "lends {} to a friend")
+QUESTIONS = ("How many are there now?", "How many does {name} have in the end?", "How many {things} is that?")
+ONE_OF_PRODUCTS = 3  # problems; one in three multiplies first, though few templates do
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with a place for each of three numbers, and what is done with the first two, and then with the third."""
+
+    text: str
+    signs: tuple[str, str]
+
+    @property
+    def largest(self) -> tuple[int, int, int]:
+        """How large each number may be: factors are small."""
+        first = LARGEST_FACTOR if self.signs[0] == "*" else LARGEST
+        return first, first, LARGEST
+
+
+def _templates() -> list[Template]:
+    changes = [(phrase, "+") for phrase in GAINS] + [(phrase, "-") for phrase in LOSSES]
+    sums = [
+        Template(f"{{name}} {amount}, {one} and then {other}. {question}", (sign, next_sign))
+        for amount, ((one, sign), (other, next_sign)), question in product(AMOUNTS, permutations(changes, 2), QUESTIONS)
+    ]
+    products = [
+        Template(f"{{name}} {begin} and then {change}. {question}", ("*", sign))
+        for begin, (change, sign), question in product(PRODUCTS, changes, QUESTIONS)
+    ]
+    return [*sums, *products]
+
+
+TEMPLATES = _templates()
+CALCULATED = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+OTHER_TEMPLATES = random.Random("other templates").sample(TEMPLATES, len(TEMPLATES) // 10)
+"""Held out whole: each of their phrases is in templates that are trained on, and none of these sentences."""
+TRAINED_TEMPLATES = [template for template in TEMPLATES if template not in OTHER_TEMPLATES]
+
+OTHER_WORDS = (
+    Template("{} children bring {} {things} each, and {name} brings {}. How many {things} are there?", ("*", "+")),
+    Template("A bus carries {} people. {} get on, and {} get off. How many people does it carry now?", ("+", "-")),
+    Template(
+        "{name} earns {} dollars an hour, works {} hours and spends {} dollars. How many dollars are left?", ("*", "-")
     ),
 )
+"""Held out with their phrases: another start, other verbs, other things."""
 
 
 def train() -> list[Example]:
-    """2000 problems."""
-    return _examples(PROBLEMS, TRAIN + HELD_OUT)[HELD_OUT:]
+    """4000 problems."""
+    return _problems("train", TRAINED_TEMPLATES, TRAIN, without=_numbers(held_out()))
 
 
 def held_out() -> list[Example]:
-    """200 problems of the same templates, with numbers that no training example of the template has."""
-    return _examples(PROBLEMS, TRAIN + HELD_OUT)[:HELD_OUT]
+    """200 problems of the templates that are trained on, with numbers that no training problem has together."""
+    return _problems("held out", TRAINED_TEMPLATES, HELD_OUT)
 
 
 def other_templates() -> list[Example]:
-    """200 problems of templates that are not trained on."""
-    return _examples(OTHERS, HELD_OUT)
+    """200 problems of templates that are not trained on, though their phrases are; their numbers are new as well."""
+    return _problems("other templates", OTHER_TEMPLATES, HELD_OUT, without=_numbers(train()))
 
 
-def _examples(problems: Sequence[Problem], count: int) -> list[Example]:
-    """The same for every run, whatever its seed: scores of runs can be compared."""
-    source = random.Random(f"word problems {len(problems)}")
-    drawn: dict[tuple[int, int, int, int], None] = {}  # a dict keeps the order of drawing
-    while len(drawn) < count:
-        which = len(drawn) % len(problems)
-        _, results, largest = problems[which]
-        a, b, c = (source.randint(SMALLEST, number) for number in largest)
-        if results(a, b, c)[-1] >= 1:
-            drawn[which, a, b, c] = None
-    return [_example(problems[which], a, b, c, source) for which, a, b, c in drawn]
+def other_words() -> list[Example]:
+    """200 problems in words that are not trained on."""
+    return _problems("other words", OTHER_WORDS, HELD_OUT)
 
 
-def _example(problem: Problem, a: int, b: int, c: int, source: random.Random) -> Example:
-    text, results, _ = problem
-    question = text.format(name=source.choice(NAMES), things=source.choice(THINGS), a=a, b=b, c=c)
-    steps = results(a, b, c)
-    return {"question": question, "steps": list(steps), "answer": steps[-1]}
+Numbers = tuple[int, ...]
+
+
+def _numbers(problems: Sequence[Example]) -> set[Numbers]:
+    return {tuple(problem["numbers"]) for problem in problems}
+
+
+def _problems(
+    name: str, templates: Sequence[Template], count: int, without: Collection[Numbers] = frozenset()
+) -> list[Example]:
+    """Problems whose steps are at least 1 and whose numbers are not `without`. The same for every run, whatever its
+    seed: scores of runs can be compared."""
+    source = random.Random(f"word problems {name}")
+    products = [template for template in templates if template.signs[0] == "*"]
+    sums = [template for template in templates if template.signs[0] != "*"]
+    found: dict[str, Example] = {}  # by its text: no problem comes twice
+    while len(found) < count:
+        template = source.choice(sums if len(found) % ONE_OF_PRODUCTS else products)
+        numbers = tuple(source.randint(SMALLEST, largest) for largest in template.largest)
+        first = CALCULATED[template.signs[0]](numbers[0], numbers[1])
+        answer = CALCULATED[template.signs[1]](first, numbers[2])
+        if min(first, answer) < 1 or numbers in without:
+            continue
+        question = template.text.format(*numbers, name=source.choice(NAMES), things=source.choice(THINGS))
+        found[question] = {
+            "question": question,
+            "numbers": list(numbers),
+            "steps": [first, answer],
+            "answer": answer,
+        }
+    return list(found.values())
