@@ -3,6 +3,7 @@
     python scripts/bench/held_out.py docs/pictures/smollm2.svg 'grpo=outputs/.../RUN' 'ppo=...' --metric sampled/right
 
 Prints the same numbers as a table of Markdown. Minutes are those of the iterations, without evaluations and saving.
+With `--beside kl/reference` that metric of the training buffers is drawn, over responses, in the place of minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("runs", nargs="+", help="LABEL=FOLDER")
     parser.add_argument("--metric", nargs="+", default=["sampled/score"], help="several: a line each")
+    parser.add_argument("--beside", help="a metric of the training buffers to draw in the place of minutes")
     given = parser.parse_args()
     runs = [text.rsplit("=", 1) for text in given.runs]
     several = len(given.metric) > 1
@@ -39,7 +41,8 @@ def main() -> None:
         for label, folder in runs
         for metric in given.metric
     ]
-    _draw(curves, "" if several else given.metric[0], given.picture)
+    beside = [_read(label, folder, given.beside) for label, folder in runs] if given.beside else None
+    _draw(curves, "" if several else given.metric[0], given.picture, beside, given.beside)
     for curve in curves:
         points = zip(curve.responses, curve.minutes, curve.values, strict=True)
         cells = " | ".join(f"{value:.2f} ({responses}, {minutes:.0f} min)" for responses, minutes, value in points)
@@ -60,13 +63,19 @@ def _read(label: str, folder: str, metric: str) -> Curve:
     return curve
 
 
-def _draw(curves: list[Curve], metric: str, picture: Path) -> None:
-    figure, axes = pyplot.subplots(1, 2, figsize=(7, 2.4), sharey=True, layout="constrained")
+def _draw(curves: list[Curve], metric: str, picture: Path, beside: list[Curve] | None, training: str | None) -> None:
+    figure, axes = pyplot.subplots(1, 2, figsize=(7, 2.4), sharey=beside is None, layout="constrained")
     for curve in curves:
         axes[0].plot(curve.responses, curve.values, marker=".", label=curve.label)
-        axes[1].plot(curve.minutes, curve.values, marker=".")
+        if beside is None:
+            axes[1].plot(curve.minutes, curve.values, marker=".")
+    for curve in beside or []:
+        axes[1].plot(curve.responses, curve.values)
     axes[0].set(xlabel="responses", ylabel=f"held-out {metric}".strip())
-    axes[1].set(xlabel="minutes of training")
+    if beside is None:
+        axes[1].set(xlabel="minutes of training")
+    else:
+        axes[1].set(xlabel="responses", ylabel=training)
     axes[0].legend(frameon=False)
     figure.savefig(picture, metadata={"Date": None})
     pyplot.close(figure)

@@ -54,6 +54,7 @@ def cases(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[s
     subjects = [
         ({"subject": row["subject"]}, {"brief": TWO_SENTENCES[:39], "long": TWO_SENTENCES}) for row in held_out()
     ]
+    walks = [({"start": "a1", "goal": "c2", "size": 3}, {"horizontal": "rr", "vertical": "u"})] * 1000
     low = [({"low": "abc", "high": "def"}, {"low": "abc", "high": "dex"})] * 1000
 
     def function(name: str, *keys: str) -> tuple[str, ...]:
@@ -66,6 +67,8 @@ def cases(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[s
         "length": ((*SOLVER, "reward=length", "reward.high=9"), gsm8k),
         "format": ((*SOLVER, "reward=format", "reward.pattern='.*####.*'"), gsm8k),
         "mix of gsm8k and length": ((*SOLVER, "reward=mix", MIXED), gsm8k),
+        "grid": (("task=probe_grid", "reward=grid"), walks),
+        "environment": (("task=ladder",), [({}, {"climber": "c"})] * 1000),
         "writing": (("task=writing", *MODEL), subjects),
         "function": (function("batch"), solo),
         "function, per sample": (function("sample", "reward.per_sample=true"), solo),
@@ -136,7 +139,7 @@ def episode(index: int, example: Mapping[str, Any], texts: Mapping[str, str]) ->
         example=example,
         index=index,
         turns=turns,
-        rewards=[{}],
+        rewards=[dict.fromkeys(texts, 1.0)],  # what the environment paid, for `environment` alone
         final={},
         last_observations={},
         terminated=True,

@@ -28,7 +28,7 @@ def recorded() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return typed(resolve(compose_node(["critic.mini_batch_size=128"])))
+    return typed(resolve(compose_node(["critic.mini_batch_size=128", "algorithm.value_clip_range=0.2"])))
 
 
 def told(rows: list[Row], config: Config) -> dict[str, str]:
@@ -79,11 +79,23 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     "collapsed": (
         "equal_scores",
         49,
-        lambda n: {"score/std": 0.0, "score/mean": 0.2} if n >= 40 else {},
+        lambda n: {"score/std": 0.0, "score/mean": 0.75} if n >= 40 else {},
         "iterations 40 to 49",
     ),
     "no better": ("no_progress", 50, lambda n: {"score/mean": 0.5 + 0.002 * (-1) ** n}, "(0.500 -> 0.500)"),
     "worse": ("no_progress", 50, lambda n: {"score/mean": 0.5 - 0.002 * n}, "the score of low has not risen in 50"),
+    "unlearnt": (
+        "fell",
+        72,
+        lambda n: {"score/mean": 0.3 + 0.01 * n if n < 71 else 0.2, "score/std": 0.2},
+        "fell from 0.955 to 0.674",
+    ),
+    "values that cannot be reached": (
+        "far_values",
+        3,
+        lambda _: {"value/loss": 11.0},
+        "off by 4.7 and move by at most algorithm.value_clip_range=0.2",
+    ),
     "a critic that knows nothing": (
         "explained_variance",
         50,

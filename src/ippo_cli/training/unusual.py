@@ -30,6 +30,9 @@ LAST = 10  # iterations that are averaged
 EARLY = 20  # iterations a critic may be worse than none
 NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # explained
 ALL = 0.99  # a share that is as good as all
+FAR = 10  # value clip ranges that a critic is off at first
+FALL_LAST = 5  # iterations over which a score that fell is averaged
+FALL_DEVIATIONS = 0.5  # standard deviations of a buffer's scores that it fell
 SOME, MANY = 0.05, 0.5  # shares that are told of: of episodes without room, and of turns that were cut
 
 
@@ -114,6 +117,49 @@ def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
     return (
         f"the score of {listed(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
         "try another actor.learning_rate or more steps"
+    )
+
+
+def _fell(rows: Sequence[Row], config: Config) -> str | None:
+    if len(rows) < 2 * LAST:
+        return None
+
+    def means(name: str) -> tuple[float, float, float]:
+        """Of the first iterations, of those that scored best, of the last ones."""
+        mean = f"{name}/score/mean"
+        best = max(_mean(mean, rows[first : first + LAST]) for first in range(len(rows) - LAST + 1))
+        return _mean(mean, rows[:FALL_LAST]), best, _mean(mean, rows[-FALL_LAST:])
+
+    def fell(name: str) -> bool:
+        first, best, last = means(name)
+        spread = _mean(f"{name}/score/std", rows)
+        return last < (first + best) / 2 and best - last > max(FALL_DEVIATIONS * spread, 1e-6)
+
+    names = [name for name in config.task.agents if fell(name)]
+    if not names:
+        return None
+    _, best, last = means(names[0])
+    return (
+        f"the score of {listed(names)} fell from {best:.3f} to {last:.3f}; "
+        "go back to an earlier checkpoint with a lower actor.learning_rate or more algorithm.kl"
+    )
+
+
+def _far_values(rows: Sequence[Row], config: Config) -> str | None:
+    reach = config.algorithm.value_clip_range
+    if reach is None or not _from_start(rows) or len(rows) != FIRST:
+        return None
+
+    def error(name: str) -> float:
+        """Root mean square of what values are off, of half of which the loss is the mean square."""
+        return math.sqrt(2 * fmean(max(_there(row.get(f"{name}/value/loss")), 0.0) for row in rows))
+
+    names = [name for name in config.task.agents if error(name) > FAR * reach]
+    if not names:
+        return None
+    return (
+        f"values of {listed(names)} are off by {max(map(error, names)):.2g} and move by at most "
+        f"algorithm.value_clip_range={reach:g} in a buffer; scale rewards (reward.processor) or widen it"
     )
 
 
@@ -263,6 +309,8 @@ RULES: dict[str, Callable[[Sequence[Row], Config], str | None]] = {
     "truncated": _truncated,
     "equal_scores": _equal_scores,
     "no_progress": _no_progress,
+    "fell": _fell,
+    "far_values": _far_values,
     "explained_variance": _critic,
     "failing_rewards": _failing_rewards,
     "empty_parts": _empty_parts,
