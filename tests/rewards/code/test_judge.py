@@ -83,6 +83,36 @@ def test_failed_assertions_are_counted_and_what_raises_elsewhere_ends_the_tests(
         said(RIGHT, "def check(candidate):\n    assert True\n")
 
 
+ROOT = "def double(x):\n    if x < 0: raise ValueError('negative')\n    return 2 * x"
+EXPECTED_ERRORS = [
+    "try:\n        candidate(-1)\n        assert False, 'no error'\n    except ValueError:\n        pass",
+    "try:\n        assert candidate(-1) == 0\n    except ValueError:\n        pass",
+    "try:\n        candidate(-1)\n    except ValueError:\n        pass\n    else:\n        assert False",
+]
+
+
+@pytest.mark.parametrize("expected", EXPECTED_ERRORS)
+def test_an_error_that_the_tests_expect_is_no_failure_and_one_that_is_missing_is(expected: str) -> None:
+    for test, share in (
+        (f"def check(candidate):\n    {expected}\n", 0.0),
+        (f"def check(candidate):\n    {expected}\n    assert candidate(1) == 2\n", 0.5),
+    ):
+        right, silent = said(ROOT, test), said("def double(x): return 2 * x", test)
+        assert (right["share"], right["passed"]) == (1.0, 1.0)
+        assert (silent["share"], silent["passed"]) == (share, 0.0)
+        other = said(ROOT.replace("ValueError", "KeyError"), test)
+        assert other["passed"] == 0.0
+
+
+def test_an_error_that_the_tests_do_not_expect_is_a_failure() -> None:
+    test = "def check(candidate):\n    try: assert candidate(1) == 2\n    except Exception: assert False\n"
+    assert said(RIGHT, test)["passed"] == 1.0
+    assert said("def double(x): return 1 / 0", test)["passed"] == 0.0
+    never = "def check(candidate):\n    if candidate(1) != 2:\n        assert False\n    assert candidate(2) == 4\n"
+    assert said(RIGHT, never)["share"] == 1.0
+    assert said("def double(x): return 4", never)["passed"] == 0.0
+
+
 def test_two_texts_are_one_program_in_stages(kind: str) -> None:
     def pair(helper: str, caller: str) -> dict[str, Any]:
         return judge([helper, caller], ["aux", "double"], PROMPT, TEST, kind, 5.0)

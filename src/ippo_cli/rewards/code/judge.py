@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -147,17 +147,53 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 class _Counting(ast.NodeTransformer):
+    """Counts what is asserted. Of an error that a test expects, `try: f(-1); assert False` with `except ValueError:
+    pass` behind it, the handler that catches it is what holds."""
+
     def __init__(self) -> None:
         self.number = 0
+        self._handled = False  # whether the tests themselves catch what is raised here
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        if isinstance(node.test, ast.Constant):  # `assert True` says nothing
+        if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` says nothing
             return ast.Pass()
-        self.number += 1
-        counted = ast.parse("try:\n pass\n __passed()\nexcept Exception as __error:\n __failed(__error)").body[0]
+        if not isinstance(node.test, ast.Constant):
+            self.number += 1
+            held = "__passed()"
+        else:
+            held = "pass"
+        caught = "AssertionError" if self._handled else "Exception"
+        counted = ast.parse(f"try:\n pass\n {held}\nexcept {caught} as __error:\n __failed(__error)").body[0]
         assert isinstance(counted, ast.Try)
         counted.body[0] = node
         return counted
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        expected = [
+            handler
+            for handler in node.handlers
+            if not _among(handler.body, ast.Assert) | _among(handler.body, ast.Raise)
+        ]
+        asserted, never = _among(node.body, ast.Assert), any(map(_is_never, (*node.body, *node.orelse)))
+        outside, self._handled = self._handled, self._handled or bool(node.handlers)
+        node.body = [self.visit(child) for child in node.body]
+        self._handled = outside
+        for field in ("handlers", "orelse", "finalbody"):
+            setattr(node, field, [self.visit(child) for child in getattr(node, field)])
+        if expected and (asserted or never):
+            self.number += never
+            for handler in expected:
+                handler.body = [*ast.parse("__passed()").body, *handler.body]
+        return node
+
+
+def _among(body: Sequence[ast.stmt], kind: type[ast.stmt]) -> bool:
+    return any(isinstance(node, kind) for statement in body for node in ast.walk(statement))
+
+
+def _is_never(statement: ast.stmt) -> bool:
+    """`assert False`: what is not to be reached."""
+    return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value
 
 
 def _share(held: list[bool]) -> float:
