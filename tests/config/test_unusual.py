@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,34 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
+def test_rows_that_are_trained_on_and_held_out_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    for file in (one, other):
+        file.write_text('{"prompt": "a"}\n')
+
+    def about(train: Any, held_out: Any, **more: Any) -> dict[str, str]:
+        return told(config(REAL, **USUAL, **{"task.train": train, "task.eval": held_out, **more}))
+
+    assert about(str(one), str(other)) == {}
+    assert about("owner/name", "owner/name") == {}  # splits of it
+    assert list(about(str(one), str(one))) == list(about([str(one), str(other)], [str(other)])) == ["same_rows"]
+    assert list(about("rows.py:all_rows", "rows.py:all_rows")) == ["same_rows"]
+    assert about(str(one), None, **{"task.eval_share": 0.1}) == {}
+
+
+def test_parts_of_a_file_that_is_read_whole_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    file, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    for written in (file, other):
+        written.write_text('{"prompt": "a"}\n')
+    files = {"task.train": str(file), "task.eval": str(other)}
+    found = told(config(REAL, **USUAL, **files, **{"task.eval_split": "test[:10]"}))
+    assert list(found) == ["unread_split"]
+    assert f"of {other} all rows are used" in found["unread_split"]
+    named = {"task.train": "owner/name", "task.eval": "owner/name"}
+    assert told(config(REAL, **USUAL, **named, **{"task.train_split": "test[:10]"})) == {}
+    assert told(config(REAL, **USUAL, **files)) == {}
+
+
 def test_programs_that_run_without_a_sandbox_are_spoken_of(config: Callable[..., Config]) -> None:
     for kind, rules in (("unsafe_local", ["unsafe_sandbox"]), ("bwrap", [])):
         found = told(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
@@ -82,7 +111,13 @@ def test_characters_that_one_agent_may_write_and_another_cannot_read_are_spoken_
 
 def test_every_rule_is_seen_to_speak() -> None:
     mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
-    assert {case[0] for case in mark.args[1]} | {"equal_prompts", "unknown_characters", "unsafe_sandbox"} == set(RULES)
+    assert {case[0] for case in mark.args[1]} | {
+        "equal_prompts",
+        "unknown_characters",
+        "unsafe_sandbox",
+        "same_rows",
+        "unread_split",
+    } == set(RULES)
 
 
 def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:

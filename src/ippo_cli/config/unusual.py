@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
 
 from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.own_code import names_code
 from ippo_cli.config.rewards import rewards_of
 from ippo_cli.config.schema import (
     ActorKind,
@@ -177,6 +180,44 @@ def _unsafe_sandbox(settings: Settings) -> str | None:
     return None
 
 
+def _same_rows(settings: Settings) -> str | None:
+    task = settings.config.task
+    if not isinstance(task, JsonlConfig) or task.eval_share is not None:
+        return None
+    both = [source for source in _whole(task.eval) if source in _whole(task.train)]
+    if not both:
+        return None
+    return (
+        f"task.eval={both[0]} is in task.train too: held-out scores are of rows that are trained on; "
+        "use task.eval=null task.eval_share=0.1"
+    )
+
+
+def _unread_split(settings: Settings) -> str | None:
+    """A part of a dataset that somebody asks for, where a file gives all of its rows."""
+    task = settings.config.task
+    if not isinstance(task, JsonlConfig):
+        return None
+    for key in ("train", "eval"):
+        split = getattr(task, f"{key}_split")
+        whole = _whole(getattr(task, key))
+        if "[" in split and whole:
+            return (
+                f"task.{key}_split={split} is of datasets; of {whole[0]} all rows are used, or task.{key}_size of them"
+            )
+    return None
+
+
+def _whole(sources: str | list[str] | None) -> list[str]:
+    """Those of which all rows are read: files, patterns and functions, which have no splits."""
+    return [
+        source
+        for source in (sources if isinstance(sources, list) else [sources])
+        if source
+        and (names_code(source) or Path(source).is_file() or (has_magic(source) and not Path(source).exists()))
+    ]
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -188,5 +229,7 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "equal_prompts": _equal_prompts,
     "unknown_characters": _unknown_characters,
     "unsafe_sandbox": _unsafe_sandbox,
+    "same_rows": _same_rows,
+    "unread_split": _unread_split,
 }
 """By the name under which `run.json` keeps what was said."""

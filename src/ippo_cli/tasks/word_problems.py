@@ -1,4 +1,4 @@
-"""Word problems of two steps from some 800 templates, which put the same phrases together in different ways.
+"""Word problems of two steps from 870 templates, which put the same phrases together in different ways.
 
 "Ada has 12 eggs, finds 5 and then loses 4. How many are there now?" takes `12 + 5 = 17, 17 - 4 = 13`.
 """
