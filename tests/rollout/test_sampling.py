@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 import torch
 from plain_sampling import PLAIN
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from ippo_cli.rollout.decode_state import DecodeState
 from ippo_cli.rollout.sampling import Choice, choose, uniforms
 
 LAST = 1 - 2**-53  # the largest number below 1
@@ -189,3 +193,19 @@ def test_greedy_takes_the_likeliest_penalised_token_and_temperature_zero_means_o
     seen = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, greedy=True, repetition_penalty=2.0)
     assert choose(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]
+
+
+def test_numbers_reach_the_draw_as_exact_as_they_are_made() -> None:
+    """In float32 this one is 1, and the token with one part in 2 ** 30 would be drawn for a number outside of it."""
+    numbers = torch.tensor([[1 - 2.0**-29]], dtype=torch.float64)
+    state = DecodeState(
+        [np.array([0])],
+        np.array([1]),
+        replace(PLAIN, max_new_tokens=1),
+        numbers,
+        (),
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}))),
+        torch.device("cpu"),
+    )
+    state.record(torch.tensor([[0.0, -30 * math.log(2)]]), np.array([0]))
+    assert state.tokens.tolist() == [0]

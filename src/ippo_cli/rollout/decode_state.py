@@ -45,7 +45,7 @@ class DecodeState:
             assert uniforms is not None
             assert uniforms.shape[0] == shape[0]
             assert uniforms.shape[1] >= shape[1]
-            self._uniforms = uniforms[:, : shape[1]].to(device, torch.float32).flatten()
+            self._uniforms = uniforms[:, : shape[1]].to(device).flatten()
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
