@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,17 @@ def test_where_the_latest_alone_is_read_prompts_are_what_there_is_no_room_for() 
     lake = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/overflow_share": 0.5}]
     assert "raise rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
+
+
+def test_a_score_against_partners_that_learn_may_fall() -> None:
+    rows = [
+        row | {"player/score/mean": 0.9 if row["iteration"] < 20 else 0.1, "player/score/std": 0.2}
+        for row in recorded()[:25]
+    ]
+    alone = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    with_partners = replace(alone, team=replace(alone.team, partners=replace(alone.team.partners, every=8)))
+    assert "fell from 0.900" in (RULES["fell"](rows, alone) or "")
+    assert RULES["fell"](rows, with_partners) is None
 
 
 def test_every_rule_is_seen_to_speak() -> None:

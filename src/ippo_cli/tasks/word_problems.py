@@ -13,6 +13,7 @@ from itertools import permutations, product
 
 from ippo_cli.types import Example
 
+Numbers = tuple[int, ...]
 TRAIN, HELD_OUT = 4000, 200
 NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Kira", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -87,9 +88,6 @@ def other_templates() -> list[Example]:
 def other_words() -> list[Example]:
     """200 problems in words that are not trained on."""
     return _problems("other words", OTHER_WORDS, HELD_OUT)
-
-
-Numbers = tuple[int, ...]
 
 
 def _numbers(problems: Sequence[Example]) -> set[Numbers]:

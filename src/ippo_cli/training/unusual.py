@@ -121,7 +121,7 @@ def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _fell(rows: Sequence[Row], config: Config) -> str | None:
-    if len(rows) < 2 * LAST:
+    if len(rows) < 2 * LAST or config.team.partners.every:  # against partners that learn a score may fall
         return None
 
     def means(name: str) -> tuple[float, float, float]:
@@ -141,7 +141,7 @@ def _fell(rows: Sequence[Row], config: Config) -> str | None:
     _, best, last = means(names[0])
     return (
         f"the score of {listed(names)} fell from {best:.3f} to {last:.3f}; "
-        "go back to an earlier checkpoint with a lower actor.learning_rate or more algorithm.kl"
+        "go back to an earlier checkpoint with a lower actor.learning_rate or more algorithm.kl.reward.coef"
     )
 
 

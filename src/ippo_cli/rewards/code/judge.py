@@ -157,11 +157,9 @@ class _Counting(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` says nothing
             return ast.Pass()
-        if not isinstance(node.test, ast.Constant):
-            self.number += 1
-            held = "__passed()"
-        else:
-            held = "pass"
+        never = isinstance(node.test, ast.Constant)  # `assert False`
+        self.number += not never
+        held = "pass" if never else "__passed()"
         caught = "AssertionError" if self._handled else "Exception"
         counted = ast.parse(f"try:\n pass\n {held}\nexcept {caught} as __error:\n __failed(__error)").body[0]
         assert isinstance(counted, ast.Try)
@@ -169,11 +167,7 @@ class _Counting(ast.NodeTransformer):
         return counted
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        expected = [
-            handler
-            for handler in node.handlers
-            if not _among(handler.body, ast.Assert) | _among(handler.body, ast.Raise)
-        ]
+        expected = [handler for handler in node.handlers if not _among(handler.body, ast.Assert, ast.Raise)]
         asserted, never = _among(node.body, ast.Assert), any(map(_is_never, (*node.body, *node.orelse)))
         outside, self._handled = self._handled, self._handled or bool(node.handlers)
         node.body = [self.visit(child) for child in node.body]
@@ -187,8 +181,8 @@ class _Counting(ast.NodeTransformer):
         return node
 
 
-def _among(body: Sequence[ast.stmt], kind: type[ast.stmt]) -> bool:
-    return any(isinstance(node, kind) for statement in body for node in ast.walk(statement))
+def _among(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> bool:
+    return any(isinstance(node, kinds) for statement in body for node in ast.walk(statement))
 
 
 def _is_never(statement: ast.stmt) -> bool:
