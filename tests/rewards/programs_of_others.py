@@ -1,26 +1,32 @@
 """Programs that try to get out of the sandbox, or to pass tests that they should not. Tests import this by its path.
 
-Each escape is the body of a function `f(secret, marker)` that returns True where it got somewhere: `secret` is a file
-with a known text, `marker` one that must not come into being. A forgery is a whole program that is to seem to be
-`def double(x): return 2 * x`.
+Each escape is the body of a function `f(secret, marker, port, pid)` that returns True where it got somewhere: `secret`
+is a file with a known text, `marker` one that must not come into being, at `port` somebody listens, and `pid` is a
+process that must live on. A forgery is a whole program that is to seem to be `def double(x): return 2 * x`.
 """
 
 from __future__ import annotations
 
 ESCAPES: dict[str, str] = {
     "read a file of the user's": "return open(secret).read() != ''",
-    "read through a link": "import os; os.symlink(secret, '/tmp/l'); return open('/tmp/l').read() != ''",
-    "write a file of the user's": "open(marker, 'w').write('x'); return False",
+    "read through a link": "import os; os.symlink(secret, 'l'); return open('l').read() != ''",
+    "write a file of the user's": "open(marker, 'w').write('x'); return True",
     "write to the root": "open('/marker', 'w').write('x'); return True",
     "write to the interpreter": "import os; open(os.path.dirname(os.__file__) + '/marker.py', 'w'); return True",
     "write to the runner": "open('/runner.py', 'a').write('x'); return True",
     "read the environment": "import os; return 'IPPO_SECRET' in os.environ or 'HOME' in os.environ",
-    "look into a home": "import os; return bool(os.listdir(os.path.expanduser('~root')) and os.listdir('/home'))",
+    "look into a home": (
+        "import os, sys\n"
+        "    homes = [it for it in ('/home', '/root', os.path.dirname(secret)) if os.path.isdir(it)]\n"
+        "    found = [os.path.join(home, name) for home in homes for name in os.listdir(home)]\n"
+        "    return any(not sys.base_prefix.startswith(it) for it in found)"  # the interpreter itself may lie in one
+    ),
     "see other processes": "import os; return bool([p for p in os.listdir('/proc') if p.isdigit()])",
     "read its parent's memory": "import os; return bool(open(f'/proc/{os.getppid()}/mem', 'rb'))",
     "end its parent": "import os; os.kill(os.getppid(), 9); os.kill(1, 9); import time; time.sleep(0.2); return False",
+    "end another process": "import os; os.kill(pid, 9); return True",
     "end everybody": "import os; os.kill(-1, 9); return False",
-    "connect": "import socket; socket.create_connection(('127.0.0.1', 22), 1); return True",
+    "connect": "import socket; socket.create_connection(('127.0.0.1', port), 1); return True",
     "open any socket": "import socket; socket.socket(socket.AF_UNIX); return True",
     "start a process": "import os; os.fork() or os._exit(0); return True",
     "start a command": "import subprocess; return subprocess.run(['/usr/bin/true']).returncode == 0",
@@ -34,14 +40,27 @@ ESCAPES: dict[str, str] = {
     "take all memory": "x = bytearray(2 ** 31); return True",
     "fill the disk": (
         "n = 0\n"
-        "    for i in range(64):\n"
-        "        with open(f'/tmp/{i}', 'wb') as file:\n"
+        "    for i in range(6):\n"
+        "        with open(str(i), 'wb', buffering=0) as file:\n"
         "            n += file.write(b'x' * 2 ** 22)\n"
-        "    return n > 2 ** 26"
+        "    return n > 2 ** 24"
     ),
-    "a large file": "open('/tmp/x', 'wb').truncate(2 ** 25); return True",
+    "a large file": "open('x', 'wb').truncate(2 ** 25); return True",
     "raise its own limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 ** 40, 2 ** 40)); return True",
     "find open files": "import os; return any(_opens(n) for n in range(5, 64))",
+}
+NOT_WITHOUT_WALLS = {  # they would harm whoever tries, or need privileges that not everybody has
+    "write to the root",
+    "write to the interpreter",
+    "write to the runner",
+    "read its parent's memory",
+    "end its parent",
+    "end everybody",
+    "bomb with processes",
+    "become root",
+    "mount",
+    "make another namespace",
+    "trace",
 }
 HELPERS = """
 def _opens(number):
