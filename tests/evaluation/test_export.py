@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from folders import model_folder
 from safetensors.torch import load_file, save_file
 from small import train
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ippo_cli.config.errors import ConfigError, StorageError
 from ippo_cli.config.load import from_yaml
@@ -19,13 +20,13 @@ from ippo_cli.evaluation import export as module
 from ippo_cli.evaluation.chat import Talk, chat
 from ippo_cli.evaluation.evaluate_run import find_weights
 from ippo_cli.evaluation.export import Wanted, export
-from ippo_cli.models.critic import ValueModel
+from ippo_cli.models.critic import ValueModel, value_head_from
 from ippo_cli.training.sample_table import harmless
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One agent of its own model, and one with an adapter on another."""
+    """One agent of its own model with a separate critic, and one with an adapter on another and a value head."""
     root = tmp_path_factory.mktemp("runs")
     model = model_folder(root / "model", "abcdefghijklmnopqrstuvwxyz= ", chat=False)
     return train(
@@ -39,6 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"task.agents.low.actor.model={model}",
         "task.agents.low.actor.dtype=fp32",
         "task.agents.low.actor.rank=4",
+        "task.agents.low.critic.kind=value_head",
+        "task.agents.low.critic.learning_rate=0.01",
     )
 
 
@@ -65,6 +68,14 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     assert "stop_strings: [==]" in (to / "high" / "README.md").read_text()
     values = ValueModel.from_pretrained(to / "high" / "critic").state_dict()
     assert values["value_head.out.weight"].shape == (1, 32)
+    critic = ValueModel.from_pretrained(to / "low" / "critic")
+    low = AutoModelForCausalLM.from_pretrained(to / "low")
+    head = value_head_from(checkpoint / "low" / "critic")
+    ids = torch.arange(3, 20)[None]
+    hidden = low.base_model(input_ids=ids).last_hidden_state
+    read = critic.value_head(critic.backbone(input_ids=ids).last_hidden_state)
+    assert read.abs().max() > 1e-3, "the head was trained"
+    torch.testing.assert_close(read, head(hidden), rtol=1e-4, atol=1e-6)
     card = (to / "low" / "README.md").read_text()
     score = json.loads((run / "run.json").read_text())["evaluation"]["last"]["sampled/score"]
     for words in (
@@ -79,6 +90,8 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     record = json.loads((to / "export.json").read_text())
     assert record["checkpoint"] == "step_00000001"
     assert record["agents"]["high"]["deviation"] == 0.0
+    assert record["agents"]["high"]["critic_deviation"] == 0.0
+    assert 0 < record["agents"]["low"]["critic_deviation"] < 1e-4
     assert 0 < record["agents"]["low"]["deviation"] < 1e-4, "an adapter that was merged differs by rounding"
     assert "low/model.safetensors" in record["files"]
     with pytest.raises(ConfigError, match="is there already"):
@@ -93,6 +106,9 @@ def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path
     to = export(config, wanted(run, tmp_path / "adapter", merged=False, agents=["low"]), print)
     assert (to / "low" / "adapter_model.safetensors").is_file()
     assert not (to / "low" / "model.safetensors").exists()
+    beside = export(config, wanted(run, tmp_path / "with_head", merged=False, agents=["low"], critic=True), print)
+    head, own = beside / "low" / "critic", run / "checkpoints" / "step_00000001" / "low" / "critic"
+    assert value_head_from(head).state_dict().keys() == value_head_from(own).state_dict().keys()
     assert "library_name: peft" in (to / "low" / "README.md").read_text()
 
 
@@ -111,6 +127,16 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
         spoiling.setattr(module, "_write_generation", spoil)
         with pytest.raises(StorageError, match="agent high computes something else"):
             export(config, wanted(run, to, agents=["high"]), print)
+    assert not to.exists()
+
+    def shifted(self: Any, folder: Path, **options: Any) -> None:
+        self.value_head.out.bias.data += 1.0
+        PreTrainedModel.save_pretrained(self, folder, **options)
+
+    with monkeypatch.context() as spoiling:
+        spoiling.setattr(ValueModel, "save_pretrained", shifted, raising=False)
+        with pytest.raises(StorageError, match="the critic of agent low computes something else"):
+            export(config, wanted(run, to, agents=["low"], critic=True), print)
     assert not to.exists()
 
     def stopped(*_: object) -> None:

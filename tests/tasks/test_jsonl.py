@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet
 import pytest
 
 from ippo_cli.config.errors import ConfigError, PreflightError
@@ -343,6 +348,60 @@ def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path
     train, held_out = jsonl_examples(config(str(file), str(file), streaming=True, train_size=4, eval_size=2), seed=0)
     assert [str(row["n"]) for row in rows(train)] == list("0123")
     assert len(held_out) == 2
+
+
+def test_streaming_takes_no_more_from_a_function_that_yields_rows(tmp_path: Path) -> None:
+    module = tmp_path / "endless.py"
+    module.write_text("import itertools\ndef rows():\n    for n in itertools.count():\n        yield {'n': n}\n")
+    source = f"{module}:rows"
+    train, held_out = jsonl_examples(config(source, source, streaming=True, train_size=4, eval_size=2), seed=0)
+    assert [row["n"] for row in rows(train)] == [0, 1, 2, 3]
+    assert len(held_out) == 2
+
+
+MEMORY = """
+import sys, threading, time
+from pathlib import Path
+from ippo_cli.tasks.sources import load_table
+import datasets, pyarrow.json, pyarrow.parquet
+
+def held():
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+most = [held()]
+before = most[0]
+def watch():
+    while True:
+        most[0] = max(most[0], held())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+table = load_table("task.train", sys.argv[1], None, "train")
+seen = sum(len(table[row]["prompt"]) for row in range(len(table)))
+print(seen / 2**20, most[0] - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_files_are_not_held_in_memory(suffix: str, tmp_path: Path) -> None:
+    """Memory that is the process's own, which the files' cache is not, grows by less than half of the texts."""
+    file = tmp_path / f"rows.{suffix}"
+    words = ["".join(random.Random(row).choices("abcdefgh ", k=20_000)) for row in range(500)]  # that do not compress
+    if suffix == "jsonl":
+        with file.open("w") as lines:
+            lines.writelines(json.dumps({"prompt": text, "answer": str(n)}) + "\n" for n in range(40) for text in words)
+    else:
+        with pyarrow.parquet.ParquetWriter(file, pyarrow.schema({"prompt": pyarrow.string()})) as writer:
+            for _ in range(40):
+                writer.write_table(pyarrow.table({"prompt": words}))
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    told = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(file)], env=environment, capture_output=True, text=True, check=True
+    )
+    size, grown = map(float, told.stdout.split())
+    assert size > 380
+    assert grown < size / 2, f"{grown:.0f} of {size:.0f} MiB"
 
 
 def test_tasks_of_problems_and_of_preferences_read_their_rows(tmp_path: Path) -> None:

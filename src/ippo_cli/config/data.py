@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from glob import has_magic
+from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.own_code import is_function_of_file
+from ippo_cli.config.own_code import is_function_of_file, names_code
 from ippo_cli.config.schema import JsonlConfig
 
 CHAT_TEMPLATES = ("auto", True, False)
 MIXED = 1000  # prompts in which every source has its share; a smaller share than one of these cannot be had
+
+
+def is_pattern(source: str) -> bool:
+    """Whether a source of rows is all files of a pattern, such as `data/*.jsonl`."""
+    return has_magic(source) and not Path(source).exists()
+
+
+def has_splits(source: str) -> bool:
+    """Whether one part of a source is read, as of folders and datasets; of files, patterns and functions it is all."""
+    return not (names_code(source) or is_pattern(source) or Path(source).is_file())
 
 
 def check_data(task: JsonlConfig, *, training: bool) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from glob import has_magic
-from pathlib import Path
 
 from ippo_cli.config.arithmetic import Arithmetic
-from ippo_cli.config.own_code import names_code
+from ippo_cli.config.data import has_splits
 from ippo_cli.config.rewards import rewards_of
 from ippo_cli.config.schema import (
     ActorKind,
@@ -209,12 +207,9 @@ def _unread_split(settings: Settings) -> str | None:
 
 
 def _whole(sources: str | list[str] | None) -> list[str]:
-    """Those of which all rows are read: files, patterns and functions, which have no splits."""
+    """Those of which all rows are read."""
     return [
-        source
-        for source in (sources if isinstance(sources, list) else [sources])
-        if source
-        and (names_code(source) or Path(source).is_file() or (has_magic(source) and not Path(source).exists()))
+        source for source in (sources if isinstance(sources, list) else [sources]) if source and not has_splits(source)
     ]
 
 

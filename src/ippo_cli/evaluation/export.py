@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import frozen_agent
@@ -28,6 +28,15 @@ from ippo_cli.evaluation.evaluate_run import Subject, adapters_of, find_weights
 from ippo_cli.evaluation.model_card import model_card
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.agreement import agree, deviation, probe_ids
+from ippo_cli.models.critic import (
+    ValueHead,
+    ValueHeadConfig,
+    ValueModel,
+    ValueModelConfig,
+    value_head_from,
+    value_model,
+)
+from ippo_cli.models.load import backbone_of
 from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.training.checkpoint_files import sha256_of, sync_folder
 from ippo_cli.training.folder import from_here, write_atomically
@@ -75,11 +84,16 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
                 _write(policy, subject.models[name], partial / name, config, name, merged=wanted.merged)
                 checked[name] = _check(policy, partial / name, config, name, merged=wanted.merged)
                 if name in critic_folders:
-                    _copy_critic(critic_folders[name], partial / name / "critic")
+                    critic = partial / name / "critic"
+                    checked[name] |= _write_critic(policy, critic_folders[name], critic, wanted, name)
                 card = model_card(config, name, wanted.run, subject, wanted.command, merged=wanted.merged)
                 write_atomically(partial / name / "README.md", card)
-                error = checked[name]["deviation"]
-                say(f"{name}: loads as the same model: logits differ by {error:.1e} of their size at most")
+                errors = [
+                    f"{what} differ by {checked[name][key]:.1e} of their size at most"
+                    for key, what in (("deviation", "logits"), ("critic_deviation", "its critic's values"))
+                    if key in checked[name]
+                ]
+                say(f"{name}: loads as the same model: " + ", ".join(errors))
             _finish(partial, wanted, subject, checked)
     finally:
         distributed.shutdown()
@@ -96,7 +110,7 @@ def _refuse_without_adapter(config: Config, agents: Sequence[str]) -> None:
 
 
 def _critics(config: Config, subject: Subject, wanted: Wanted, agents: Sequence[str]) -> dict[str, Path]:
-    """Where each agent's critic lies in the checkpoint; a value head by itself for `critic=value_head`."""
+    """Where each agent's critic lies in the checkpoint; of `critic=value_head` that is the head by itself."""
     if "checkpoint" not in subject.told or not subject.told["iteration"]:
         raise ConfigError("critic=true", "asks for critics, and there are none before training", "leave it out")
     root = wanted.run / "checkpoints" / subject.name
@@ -196,12 +210,64 @@ def _check(policy: FrozenAgent, folder: Path, config: Config, name: str, *, merg
     return {"deviation": deviation(actual, expected), "probed_tokens": PROBED, "dtype": str(dtype)}
 
 
-def _copy_critic(source: Path, target: Path) -> None:
-    """The critic's folder, seen to hold the same."""
-    shutil.copytree(source, target)
-    for file in source.rglob("*"):
-        if file.is_file() and sha256_of(file) != sha256_of(target / file.relative_to(source)):
-            raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
+def _write_critic(policy: FrozenAgent, source: Path, target: Path, wanted: Wanted, name: str) -> dict[str, float]:
+    """The critic's folder: a value model that loads by itself, with what a value head reads of the exported actor.
+
+    With `merged=false` it is what the checkpoint holds, a head or an adapter, beside the adapter that it belongs to.
+    Returns by how much its values differ once it is loaded. Raises `StorageError` where they are others.
+    """
+    head = value_head_from(source) if _model_type(source) == ValueHeadConfig.model_type else None
+    if head is None or not wanted.merged:
+        shutil.copytree(source, target)
+        for file in source.rglob("*"):
+            if file.is_file() and sha256_of(file) != sha256_of(target / file.relative_to(source)):
+                raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
+    else:
+        actor = policy.policy.lm
+        model = value_model(
+            AutoModel.from_pretrained(target.parent, dtype=actor.dtype), head.config.value_head_hidden_dim
+        )
+        model.value_head.load_state_dict(head.state_dict())
+        model.save_pretrained(target)
+        policy.tokenizer.save_pretrained(target)
+    if _model_type(target) != ValueModelConfig.model_type:
+        return {}  # an adapter or a head computes nothing by itself
+    return {"critic_deviation": _check_values(policy, source, target, name, head)}
+
+
+def _model_type(folder: Path) -> str | None:
+    config = folder / "config.json"
+    return json.loads(config.read_text())["model_type"] if config.is_file() else None
+
+
+@torch.no_grad()
+def _check_values(policy: FrozenAgent, source: Path, folder: Path, name: str, head: ValueHead | None) -> float:
+    """Load the critic as `reward.model` and `critic.warm_start` do, and compare its values with the run's."""
+    device = policy.policy.lm.device
+    loaded: Any = ValueModel.from_pretrained(folder, use_safetensors=True)
+    loaded = loaded.to(device).eval()
+    ids = probe_ids(PROBED, loaded.backbone.config.get_text_config().vocab_size, device)
+
+    def values(backbone: Any, head: Any, given: Tensor) -> Tensor:
+        return head(backbone(input_ids=given, use_cache=False).last_hidden_state)
+
+    if head is None:
+        own: Any = ValueModel.from_pretrained(source, use_safetensors=True)
+        own = own.to(device).eval()
+        expected, wrong = (values(own.backbone, own.value_head, given) for given in (ids, ids.roll(1, dims=1)))
+    else:
+        torch.nn.Module.to(head, device)
+        backbone = backbone_of(policy.policy.lm)
+        with policy.policy.reading():
+            expected, wrong = (values(backbone, head, given) for given in (ids, ids.roll(1, dims=1)))
+    actual = values(loaded.backbone, loaded.value_head, ids)
+    typed = [part.to(loaded.dtype) for part in (actual, expected, wrong)]
+    if not agree(*([part] for part in typed)):
+        raise StorageError(
+            f"{folder}: loaded from there, the critic of agent {name} computes something else (values differ by "
+            f"{deviation(actual, expected):.1e} of their size); nothing is exported"
+        )
+    return deviation(actual, expected)
 
 
 def _finish(partial: Path, wanted: Wanted, subject: Subject, checked: Mapping[str, Any]) -> None:

@@ -8,11 +8,12 @@ import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from glob import glob, has_magic
+from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.data import has_splits, is_pattern
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.own_code import names_code
 from ippo_cli.rewards.located import located
@@ -30,15 +31,15 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
 
     `first`: only so many, and no more than these are fetched or unpacked; they are held in memory.
     """
-    from datasets import disable_progress_bars, load_dataset
+    from datasets import disable_progress_bars
     from datasets.utils.logging import CRITICAL, set_verbosity
 
     if "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ:
         disable_progress_bars()
     set_verbosity(CRITICAL)  # whatever it cannot read it raises as well
     if names_code(source):
-        return _made(key, source)
-    pattern = has_magic(source) and not Path(source).exists()
+        return _made(key, source, first)
+    pattern, whole = is_pattern(source), not has_splits(source)
     files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file()) if pattern else [source]
     if not files:
         raise PreflightError(f"{key}={source}: no file has such a name")
@@ -48,15 +49,15 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
         if Path(file).is_file() and _suffix(file) not in SUFFIXES:
             raise PreflightError(f"{key}={file}: files that can be read end in {' '.join(SUFFIXES)}")
     try:
-        if first is not None and not (_suffix(source) in SUFFIXES and not pattern and not Path(source).is_file()):
-            return _streamed(source, files if pattern or Path(source).is_file() else None, data_config, split, first)
-        if pattern or Path(source).is_file():
-            return _as_written(_load_files(files), files)
-        if _suffix(source) in SUFFIXES:
+        if not whole and _suffix(source) in SUFFIXES:
             raise FileNotFoundError("there is no such file")
+        if first is not None:
+            return _streamed(source, files if whole else None, data_config, split, first)
+        if whole:
+            return _as_written(_load_files(files), files)
         if Path(source).is_dir():
             return _load_folder(source, data_config, split)
-        return load_dataset(source, data_config, split=split)
+        return _load_dataset(source, data_config, split)
     except Exception as error:
         why = _broken_line(files) or reason(error)
         remedy = f"; {key}_split={split} is what was looked for" if why.startswith("Unknown split") else ""
@@ -95,14 +96,14 @@ def _stream_file(file: str) -> Any:
         return _load_csv(file, streaming=True)
     if READERS[_suffix(file)] == "json":
         return json_rows(file)
-    return load_dataset(READERS[_suffix(file)], data_files=[file], split="train", streaming=True)
+    return load_dataset("parquet", data_files=[file], split="train", streaming=True, **_parquet_options())
 
 
-def _made(key: str, source: str) -> Any:
-    """The rows that a function returns, called without arguments."""
+def _made(key: str, source: str, first: int | None) -> Any:
+    """The rows that a function returns or yields, called without arguments."""
     function = load_function(source, key)
     try:
-        return _table([dict(row) for row in function()])
+        return _table([dict(row) for row in islice(function(), first)])
     except Exception as error:  # the user's code, or rows that have no common columns
         raise PreflightError(f"{key}={source}: no rows could be made ({located(error)})") from error
 
@@ -114,20 +115,37 @@ def _load_files(files: Sequence[str]) -> Any:
     if kinds & set(SEPARATORS) or len(kinds) > 1:
         parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
         return concatenate_datasets(parts)
-    return load_dataset(READERS[kinds.pop()], data_files=list(files), split="train")
+    reader = READERS[kinds.pop()]
+    options = _parquet_options() if reader == "parquet" else {}
+    return load_dataset(reader, data_files=list(files), split="train", **options)
+
+
+def _load_dataset(source: str, data_config: str | None, split: str) -> Any:
+    """A split of a folder or of a dataset on the hub."""
+    from datasets import load_dataset, load_dataset_builder
+
+    reads_parquet = hasattr(load_dataset_builder(source, data_config).config, "fragment_scan_options")
+    return load_dataset(source, data_config, split=split, **(_parquet_options() if reads_parquet else {}))
+
+
+def _parquet_options() -> dict[str, Any]:
+    """For a part of a file at a time: as it comes, pyarrow keeps all that it has read of a file until its end."""
+    from pyarrow.dataset import ParquetFragmentScanOptions
+
+    return {"fragment_scan_options": ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)}
 
 
 def _load_folder(source: str, data_config: str | None, split: str) -> Any:
     """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
     are as they are written."""
-    from datasets import ReadInstruction, load_dataset
+    from datasets import ReadInstruction
 
     name, part, _ = split.partition("[")
     files = [] if "+" in split else _undeclared_files(source, data_config, name)
     if not files:
-        return load_dataset(source, data_config, split=split)
+        return _load_dataset(source, data_config, split)
     texts = {_suffix(file) for file in files} <= set(SEPARATORS)
-    table = _load_files(files) if texts else _as_written(load_dataset(source, data_config, split=name), files)
+    table = _load_files(files) if texts else _as_written(_load_dataset(source, data_config, name), files)
     if not part:
         return table
     [places] = ReadInstruction.from_spec(split).to_absolute({name: len(table)})
