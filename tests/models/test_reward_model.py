@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         setattr(given, name, str(folder / getattr(given, name)))
     assert train_reward_model.train(given) >= 0.9  # of pairs about words that it has not seen
     return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "prefers"),
+    [
+        ("shorter", lambda one, other: len(one) < len(other)),
+        ("s", lambda one, other: one.count("s") > other.count("s")),
+    ],
+)
+def test_preferences_are_made_of_two_sampled_answers(
+    rule: str, prefers: Callable[[str, str], bool], folder: Path, tmp_path: Path
+) -> None:
+    questions, preferences = tmp_path / "questions.jsonl", tmp_path / "preferences.jsonl"
+    asked = [" ".join(WORDS[n : n + 3]) for n in range(15)]
+    questions.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
+    arguments = ["sample", str(folder / "lm"), str(questions), str(preferences), "--prefer", rule]
+    given = train_reward_model.parsed([*arguments, "--max-new-tokens", "6", "--batch-size", "4", "--device", "cpu"])
+    given.run(given)
+    rows = [json.loads(line) for line in preferences.read_text().splitlines()]
+    assert len(rows) >= 4
+    assert [row["prompt"] for row in rows] == [prompt for prompt in asked if prompt in {row["prompt"] for row in rows}]
+    assert all(prefers(row["chosen"], row["rejected"]) for row in rows)
+    assert not any(row["chosen"].startswith(row["prompt"]) for row in rows), "the answers alone"
 
 
 @cache

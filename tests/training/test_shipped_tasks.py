@@ -1,0 +1,146 @@
+"""Tasks and rewards that need data or a service of the user's: an iteration and an evaluation of each, end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Said, serving
+from small import rows, train
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, probe
+
+PROGRAMS = [
+    {
+        "prompt": f"def add{n}(x):\n    '''Return x + {n}.'''\n",
+        "entry_point": f"add{n}",
+        "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n    assert candidate(5) == {n + 5}\n",
+    }
+    for n in range(4)
+]
+SOLVED = [{"problem": f"{n} + 1?", "solution": f"It is \\boxed{{{n + 1}}}."} for n in range(4)]
+PAIRS = [
+    {
+        name: [{"role": "user", "content": f"{letter}?"}, {"role": "assistant", "content": name}]
+        for name in ("chosen", "rejected")
+    }
+    for letter in "wxyz"
+]
+GRADE_SCHOOL = [{"question": f"{n} + 1?", "answer": f"so\n#### {n + 1}"} for n in range(4)]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "math": SOLVED,
+    "preference_prompts": PAIRS,
+    "gsm8k": GRADE_SCHOOL,
+    "code_pair": PROGRAMS,
+    "jsonl": PROGRAMS,
+}
+SANDBOX = f"reward.sandbox={LOCAL if probe(BWRAP) else BWRAP}"
+CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its reward, and what a small run needs
+    "math": ({"found"}, []),
+    "gsm8k": ({"strict", "flexible"}, []),
+    "code_pair": ({"parses", "defines", "calls", "tests", "passed"}, [SANDBOX]),
+    "jsonl": (
+        {"parses", "defines", "passed", "share"},
+        ["reward=code", SANDBOX, "task.agents.solo.template='{prompt}'"],
+    ),
+    "writing": ({"words", "length_ratio", "vocabulary_ratio", "links", "overlap"}, []),
+    "word_problems": ({"steps", "near", "right"}, []),
+    "arithmetic_pair": ({"near", "bare", "right"}, []),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model of random weights that reads all that these tasks ask, one token a character."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = character_tokenizer([chr(code) for code in (10, *range(32, 127))])
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def ran(root: Path, model: Path, task: str, *overrides: str) -> dict[str, Any]:
+    """The metrics of an iteration and of the evaluation after it."""
+    named = []
+    if task in ROWS:
+        (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[task]))
+        named = [f"task.train={root / 'rows.jsonl'}", f"task.eval={root / 'rows.jsonl'}", "task.train_size=4"]
+    run = train(
+        root / "runs",
+        f"task={task}",
+        *named,
+        "task.eval_size=4",
+        "actor=full",
+        f"actor.model={model}",
+        "actor.dtype=fp32",
+        "critic.dtype=fp32",
+        "num_iterations=1",
+        "evaluation.every=1",
+        "rollout.buffer_size=8",
+        "rollout.max_new_tokens=12",
+        "rollout.max_prompt_tokens=900",
+        *overrides,
+    )
+    return rows(run)[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", CASES)
+def test_every_task_trains_and_is_evaluated_with_its_reward(task: str, model: Path, tmp_path: Path) -> None:
+    if task == "math":
+        pytest.importorskip("math_verify")
+    parts, overrides = CASES[task]
+    found = ran(tmp_path, model, task, *overrides)
+    trained = {key.rpartition("/part/")[2]: value for key, value in found.items() if "/score/part/" in key}
+    assert trained.keys() == parts
+    assert all(0 <= value <= 1 for value in trained.values())
+    assert all(f"eval/sampled/{part}" in found for part in parts)
+    failed = {key: value for key, value in found.items() if key.endswith("failed_share")}
+    assert len(failed) >= 2
+    assert not any(failed.values()), failed
+
+
+@pytest.mark.slow
+def test_numbers_of_a_server_are_trained_on(model: Path, tmp_path: Path) -> None:
+    said: list[float] = []
+
+    def answer(body: Any, _: int) -> Said:
+        said.extend(len(row["responses"]["assistant"]) / 12 for row in body["rows"])
+        return Said({"rows": said[-len(body["rows"]) :]})
+
+    with serving(answer) as server:
+        found = ran(tmp_path, model, "preference_prompts", "reward=http", f"reward.url={server.url}")
+    asked = [row for body in server.bodies for row in body["rows"]]
+    assert {row["prompts"]["assistant"][0]["content"] for row in asked} == {"w?", "x?", "y?", "z?"}
+    assert len(said) == 8 + 8 + 8, "four sampled and four greedy, before and after"
+    assert found["assistant/score/mean"] == pytest.approx(sum(said[8:16]) / 8)
+    assert found["eval/sampled/score"] + found["eval/greedy/score"] == pytest.approx(sum(said[16:]) / 4)
+    assert found["assistant/score/std"] > 0
+
+
+@pytest.mark.slow
+def test_what_a_judge_says_is_trained_on(model: Path, tmp_path: Path) -> None:
+    def answer(body: Any, _: int) -> Said:
+        assert body["messages"][-1]["content"].count("?")
+        return Said({"choices": [{"message": {"content": "It is fine. Score: 7"}}]})
+
+    with serving(answer) as server:
+        given = ("reward=judge", f"reward.url={server.url}", "reward.model=any", "reward.lowest=0", "reward.highest=10")
+        found = ran(tmp_path, model, "preference_prompts", *given)
+    assert found["assistant/score/mean"] == pytest.approx(0.7)
+    assert found["eval/sampled/score"] == pytest.approx(0.7)
