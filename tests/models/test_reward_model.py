@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("rule", "prefers"),
     [
         ("shorter", lambda one, other: len(one) < len(other)),
-        ("s", lambda one, other: one.count("s") > other.count("s")),
+        ("s", lambda one, other: one.lower().count("s") > other.lower().count("s")),
     ],
 )
 def test_preferences_are_made_of_two_sampled_answers(

@@ -6,8 +6,9 @@ import ast
 import gzip
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from programs_of_others import FORGERIES, RIGHT
@@ -135,25 +136,81 @@ def rows() -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
-@pytest.mark.slow
-def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
-    rows: list[dict[str, str]], bwrap: str
-) -> None:
+@pytest.fixture(scope="module")
+def passed(bwrap: str) -> Iterator[Callable[[list[str], list[dict[str, str]]], list[float]]]:
+    """Whether programs pass the tests of rows, in the sandbox, two at a time."""
     judges = Processes("ippo_cli.rewards.code.judge:judge", "reward.kind", 2, 60.0)
 
-    def passed(texts: list[str], of: list[dict[str, str]]) -> list[float]:
+    def verdicts(texts: list[str], of: list[dict[str, str]]) -> list[float]:
         calls = [
             (([text], [row["entry_point"]], row["prompt"], row["test"], bwrap, 10.0), {})
             for text, row in zip(texts, of, strict=True)
         ]
         return [one["passed"] for one in judges.call(calls)]
 
-    try:
-        assert len(rows) == 164
-        assert passed([row["canonical_solution"] for row in rows], rows) == [1.0] * 164
-        assert passed([mutated(row) for row in rows], rows) == [0.0] * 164
-    finally:
-        judges.close()
+    yield verdicts
+    judges.close()
+
+
+@pytest.mark.slow
+def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
+    rows: list[dict[str, str]], passed: Callable[..., list[float]]
+) -> None:
+    assert len(rows) == 164
+    assert passed([row["canonical_solution"] for row in rows], rows) == [1.0] * 164
+    assert passed([mutated(row) for row in rows], rows) == [0.0] * 164
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [("comparison", 119), ("number", 128), ("operator", 100)])
+def test_most_small_mistakes_in_reference_solutions_fail(
+    kind: str, count: int, rows: list[dict[str, str]], passed: Callable[..., list[float]]
+) -> None:
+    """Some change nothing, and some are beyond what a row's tests look at."""
+    changed = [(text, row) for row in rows if (text := Mistake(kind).made_in(row)) is not None]
+    texts, of = [text for text, _ in changed], [row for _, row in changed]
+    found = len(changed) - sum(passed(texts, of))
+    print(f"{kind}: {found:.0f} of {len(changed)}")
+    assert len(changed) == count
+    assert found / count > 0.85
+
+
+class Mistake(ast.NodeTransformer):
+    """The first comparison with its bound moved or turned, the first whole number one more, or another operator."""
+
+    COMPARISONS: ClassVar = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq}
+    COMPARISONS |= {ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+    OPERATORS: ClassVar = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.Mod: ast.Add}
+    OPERATORS |= {ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult}
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.done = kind, False
+
+    def made_in(self, row: dict[str, str]) -> str | None:
+        """The program with the mistake; None where there is no place for one."""
+        tree = ast.parse(row["prompt"] + row["canonical_solution"])
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]:
+                self.generic_visit(node)
+        return ast.unparse(ast.fix_missing_locations(tree)) if self.done else None
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if self.kind == "comparison" and not self.done:
+            self.done = True
+            node.ops[0] = self.COMPARISONS[type(node.ops[0])]()
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if self.kind == "number" and not self.done and type(node.value) is int:
+            self.done = True
+            return ast.Constant(node.value + 1)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if self.kind == "operator" and not self.done and type(node.op) in self.OPERATORS:
+            self.done = True
+            node.op = self.OPERATORS[type(node.op)]()
+        return self.generic_visit(node)
 
 
 def mutated(row: dict[str, str]) -> str:
