@@ -6,30 +6,62 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 READS = {
-    torch.Tensor.cpu,
-    torch.Tensor.item,
-    torch.Tensor.tolist,
-    torch.Tensor.nonzero,
+    Tensor.cpu,
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.nonzero,
     torch.nonzero,
-    torch.Tensor.__bool__,
-    torch.Tensor.__int__,
-    torch.Tensor.__index__,
-    torch.Tensor.__float__,
+    torch.argwhere,
+    Tensor.unique,
+    torch.unique,
+    Tensor.masked_select,
+    torch.masked_select,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__index__,
+    Tensor.__float__,
 }
+SIZED_BY_VALUES = {Tensor.repeat_interleave, torch.repeat_interleave}  # unless told how long the result is
+INDEXED = {Tensor.__getitem__, Tensor.__setitem__}
 
 
 class HostReads(TorchFunctionMode):
-    """How many reads there were in it. Tensors lie on the CPU here, so reads of what is there anyway count as well."""
+    """How many reads there were in it, and how many copies that may cross between the host and a device.
+
+    Tensors lie on the CPU here, so reads and copies of what is there anyway count as well.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.copies = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.count += func in READS
-        return func(*args, **(kwargs or {}))
+        given = dict(kwargs or {})
+        sized = (
+            func in SIZED_BY_VALUES
+            and "output_size" not in given
+            and any(map(_is_tensor, [*args[1:], *given.values()]))
+        )
+        masked = func in INDEXED and _has_mask(args[1])
+        self.count += func in READS or sized or masked
+        self.copies += func is Tensor.to and any(
+            isinstance(one, torch.device | str) for one in [*args, *given.values()]
+        )
+        return func(*args, **given)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _has_mask(index: Any) -> bool:
+    """Whether some index is a mask, whose places the host counts."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(_is_tensor(part) and part.dtype == torch.bool for part in parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from host_reads import HostReads
@@ -12,6 +13,7 @@ from transformers import GenerationConfig
 from ippo_cli.rollout import continuous_batching, kv_cache
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.decode import stop_ids
+from ippo_cli.rollout.kv_cache import KVCacheGroup
 from ippo_cli.types import Completion
 
 FILTERED = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3}
@@ -273,10 +275,23 @@ def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: An
 
 @pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
 def test_the_host_reads_one_tensor_for_a_token_of_all_rows(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
-    def reads(tokens: int) -> int:
+    def reads(tokens: int) -> HostReads:
         with HostReads() as found:
             asked.decoded(llama, batch_size=12, max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
-        return found.count
+        return found
 
     reads(1)  # the first decoding checks what the model can do
-    assert reads(24) - reads(12) == 12
+    few, many = reads(12), reads(24)
+    assert many.count - few.count == 12
+    assert many.copies - few.copies <= 24, "the library's rotary embedding, and which rows may not end yet"
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_rows_that_leave_cost_no_more_copies_with_more_layers(layers: int) -> None:
+    group = KVCacheGroup(np.array([0, 1, 0, 2]), 4, 8)
+    for layer in range(layers):
+        states = torch.randn(4, 2, 4, 3)
+        group.store(layer, states, states)
+    with HostReads() as found:
+        group.keep(np.array([False, True, True, True]))
+    assert (found.count, found.copies) == (0, 3)

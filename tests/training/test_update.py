@@ -7,6 +7,7 @@ import torch
 from host_reads import HostReads
 from small import a_trainer, experience_of
 
+from ippo_cli.agents.learner import Learner
 from ippo_cli.training.team_update import update_team
 from ippo_cli.types import StepContext
 
@@ -155,14 +156,23 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_host_reads_as_many_tensors_for_many_rows_as_for_few(tmp_path):
-    def reads(rows):
-        keys = [f"rollout.buffer_size={rows}", f"algorithm.mini_batch_size={rows // 2}", "evaluation.every=0"]
+def test_the_host_reads_tensors_by_the_micro_batch_and_not_by_the_row_or_layer(tmp_path, monkeypatch):
+    def reads(rows, *keys):
+        micro_batches = []
+        losses = Learner.losses
+        monkeypatch.setattr(Learner, "losses", lambda *given: (micro_batches.append(1), losses(*given))[1])
+        keys = [f"rollout.buffer_size={rows}", f"algorithm.mini_batch_size={rows // 2}", "evaluation.every=0", *keys]
         with a_trainer(tmp_path, "algorithm=ppo", "task.train_size=128", *keys) as trainer:
             team, experience = trainer.state.team, experience_of(trainer)
             targets, _ = trainer.state.algorithm.targets(team, experience)
             with HostReads() as found:
                 update_team(team, experience, targets, trainer.config, CONTEXT)
-        return found.count
+        monkeypatch.setattr(Learner, "losses", losses)
+        return found.count, len(micro_batches)
 
-    assert reads(64) == reads(16)
+    few, steps = reads(16)
+    assert reads(64) == (few, steps)
+    assert reads(16, "actor.num_layers=3") == (few, steps)
+    many, micro_batches = reads(64, "deepspeed.micro_batch_tokens=64")
+    assert micro_batches > 3 * steps
+    assert (many - few) / (micro_batches - steps) <= 8

@@ -47,9 +47,10 @@ def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool
     state but those after it needs it.
     """
     lengths = rollout.length[rows]
-    width = max(int(lengths.max()), 1)
+    ends = lengths.tolist()
+    width = max(1, *ends)
     response_ids, response_mask = rollout.response_ids[rows, :width], rollout.response_mask[rows, :width]
-    parts = _parts(rollout, rows, width, final=final)
+    parts = _parts(rollout, rows, ends, width, final=final)
     columns = torch.arange(width + 1, device=rows.device)
     inside = (columns[:-1] >= parts.begin[:, None]) & (columns[:-1] < parts.end[:, None])
     end = (columns[1:] * (response_mask[parts.row] & inside)).amax(dim=1) - 1  # its last action token
@@ -72,13 +73,13 @@ def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool
     )
 
 
-def _parts(rollout: Rollout, rows: Tensor, width: int, *, final: bool) -> _Parts:
+def _parts(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, final: bool) -> _Parts:
     count, device = len(rows), rows.device
-    prompt_ids, prompt_mask, ends = rollout.prompt_ids[rows], rollout.prompt_mask[rows], rollout.length[rows].tolist()
+    prompt_ids, prompt_mask, ends = rollout.prompt_ids[rows], rollout.prompt_mask[rows], list(lengths)
     row, begin, prompts = list(range(count)), [0] * count, []
     of = torch.arange(count)[:, None].repeat(1, width + 1)
     for place, number in enumerate(rows.tolist()):
-        before, length = place, ends[place]
+        before, length = place, lengths[place]
         for turn in rollout.detached[number]:
             if turn.column == length and not final:
                 continue  # what would have been read next: no token follows it

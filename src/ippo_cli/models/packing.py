@@ -93,7 +93,9 @@ def pack(lengths: Sequence[int], device: torch.device) -> Packing:
     """The packing of sequences of these lengths, longest first."""
     counts = torch.tensor(lengths, device=device)
     starts = counts.cumsum(0) - counts
-    positions = torch.arange(int(counts.sum()), device=device) - starts.repeat_interleave(counts)
+    total = sum(lengths)
+    # Told how many there will be, the host need not wait for the device to count.
+    positions = torch.arange(total, device=device) - starts.repeat_interleave(counts, output_size=total)
     groups: list[Group] = []
     first, spare = 0, PADDING.get(device.type, PADDING["cuda"])
     token = 0
@@ -113,7 +115,9 @@ def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> G
     real = (columns < counts[:, None]).flatten()
     starts = counts.cumsum(0) - counts
     there = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
-    return Group(slice(token, token + total), rows, width, there if padding else None, real.nonzero().flatten(), real)
+    before = torch.arange(rows, device=counts.device) * width - starts  # places that are not tokens, up to each row
+    back = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
+    return Group(slice(token, token + total), rows, width, there if padding else None, back, real)
 
 
 def attention(

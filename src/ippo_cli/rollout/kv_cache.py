@@ -82,11 +82,12 @@ class KVCacheGroup:
         holes, movers = np.flatnonzero(~alive[:left]), left + np.flatnonzero(alive[left:])
         order[holes] = movers
         if len(holes):
-            to, source = torch.from_numpy(holes), torch.from_numpy(movers)
+            device = next(iter(self.keys.values())).device
+            to, source = torch.from_numpy(holes).to(device), torch.from_numpy(movers).to(device)
             for buffers in (self.keys, self.values):
                 for buffer in buffers.values():
                     part = buffer[:, :, self._first : self.used]
-                    part[to.to(buffer.device)] = part[source.to(buffer.device)]
+                    part[to] = part[source]
         self.starts = self.starts[order]
         if left:
             self.settle()
@@ -157,6 +158,9 @@ class Continuation:
             np.repeat(starts, counts) + within,
             np.repeat(firsts, counts) + within,
         )
+        device = next(iter(block.keys.values())).device
+        to = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
+        source = torch.from_numpy(token).to(device)
         for buffers, parts in ((self.group.keys, block.keys), (self.group.values, block.values)):
             for layer, part in parts.items():
                 if layer not in buffers:
@@ -164,8 +168,7 @@ class Continuation:
                     # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
                     shape = (len(self.group), heads, self.group.used + self.group.ahead, size)
                     buffers[layer] = part.new_zeros(shape)
-                to = torch.from_numpy(row).to(part.device), torch.from_numpy(column).to(part.device)
-                buffers[layer].transpose(1, 2)[to] = part[torch.from_numpy(token).to(part.device)]
+                buffers[layer].transpose(1, 2)[to] = part[source]
 
     def _mask(self, keys: Tensor, window: int | None) -> Tensor:
         """`[rows, 1, columns read, columns]`: every new token attends to its row's tokens up to itself."""
