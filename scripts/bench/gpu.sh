@@ -10,7 +10,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python3}"
 # The ranges are those of pyproject.toml.
 pure=('antlr4-python3-runtime==4.9.3' 'hydra-core>=1.3.8,<1.4' 'omegaconf>=2.3.1,<2.4' 'deepspeed>=0.19.5,<0.20' hjson dill)
-others=(py-cpuinfo msgpack 'datasets>=4.0,<6' 'multiprocess' xxhash 'tensorboard>=2.18,<3' 'rich>=13.7,<16' pydantic \
+others=(py-cpuinfo msgpack 'datasets>=4.2,<6' 'multiprocess' xxhash 'tensorboard>=2.18,<3' 'rich>=13.7,<16' pydantic \
   pydantic-core annotated-types typing-inspection 'jaxtyping>=0.3,<0.4' wadler-lindig)
 case "${1:-}" in
 wheels)
