@@ -27,7 +27,7 @@ def test_costs_of_the_classic_example_are_halved():
     assert sorted(loads([8, 7, 6, 5, 4], 2)) == [14.0, 16.0]  # differencing leaves 2; the best is 15 and 15
 
 
-@pytest.mark.parametrize("parts", [2, 8, 64])
+@pytest.mark.parametrize("parts", [2, 8, 64, 512])
 def test_the_busiest_part_is_near_the_least_possible(parts):
     luck = random.Random(parts)
     for _ in range(3):
