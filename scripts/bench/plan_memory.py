@@ -48,6 +48,8 @@ SEPARATE = ("critic=separate", "critic.learning_rate=2e-5", "critic.mini_batch_s
 SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fp32, stage 0": (1, ("actor.dtype=fp32", "deepspeed=zero0", *STEPS)),
     "fp32, stage 3": (1, ("actor.dtype=fp32", "deepspeed=zero3", *STEPS)),
+    "bf16, stage 2, one rank": (1, ("actor.dtype=bf16", "deepspeed=zero2", *STEPS)),
+    "fp32, stage 0, two ranks": (2, ("actor.dtype=fp32", "deepspeed=zero0", *STEPS)),
     "bf16, stage 1, separate critic": (1, ("actor.dtype=bf16", "deepspeed=zero1", *PPO, *SEPARATE)),
     "fp32, LoRA": (1, ("actor=lora", "actor.dtype=fp32", "deepspeed=zero1", *STEPS)),
     "fp32, stage 1, reference": (
