@@ -9,10 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.models.tiny import character_tokenizer
 
+PRINTABLE = "\n" + "".join(map(chr, range(32, 127)))
 CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def model_folder(folder: Path, characters: str = "abcdefgh", *, seed: int = 0, chat: bool = False) -> Path:
+def model_folder(
+    folder: Path, characters: str = "abcdefgh", *, seed: int = 0, chat: bool = False, context: int = 64
+) -> Path:
     """A causal language model in safetensors format with its tokenizer."""
     tokenizer = character_tokenizer(list(characters))
     if chat:
@@ -24,7 +27,7 @@ def model_folder(folder: Path, characters: str = "abcdefgh", *, seed: int = 0, c
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=context,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -350,6 +350,13 @@ def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path
     assert len(held_out) == 2
 
 
+def test_a_parquet_file_has_the_name_in_the_cache_that_the_library_gives_it(tmp_path: Path) -> None:
+    file = str(tmp_path / "rows.parquet")
+    datasets.Dataset.from_list([{"prompt": "a"}]).to_parquet(file)
+    theirs = datasets.load_dataset("parquet", data_files=[file], split="train")
+    assert load_table("task.train", file, None, "train").cache_files == theirs.cache_files
+
+
 def test_streaming_takes_no_more_from_a_function_that_yields_rows(tmp_path: Path) -> None:
     module = tmp_path / "endless.py"
     module.write_text("import itertools\ndef rows():\n    for n in itertools.count():\n        yield {'n': n}\n")

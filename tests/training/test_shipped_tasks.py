@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import PRINTABLE, model_folder
 from servers import Said, serving
 from small import rows, train
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, probe
 
 PROGRAMS = [
@@ -56,22 +55,7 @@ CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its re
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model of random weights that reads all that these tasks ask, one token a character."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer([chr(code) for code in (10, *range(32, 127))])
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return model_folder(tmp_path_factory.mktemp("model"), PRINTABLE, context=1024)
 
 
 def ran(root: Path, model: Path, task: str, *overrides: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _stream_file(file: str) -> Any:
         return _load_csv(file, streaming=True)
     if READERS[_suffix(file)] == "json":
         return json_rows(file)
-    return load_dataset("parquet", data_files=[file], split="train", streaming=True, **_parquet_options())
+    return load_dataset("parquet", data_files=[file], split="train", streaming=True)
 
 
 def _made(key: str, source: str, first: int | None) -> Any:
@@ -109,30 +109,29 @@ def _made(key: str, source: str, first: int | None) -> Any:
 
 
 def _load_files(files: Sequence[str]) -> Any:
-    from datasets import concatenate_datasets, load_dataset
+    from datasets import concatenate_datasets
 
     kinds = {_suffix(file) for file in files}
     if kinds & set(SEPARATORS) or len(kinds) > 1:
         parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
         return concatenate_datasets(parts)
-    reader = READERS[kinds.pop()]
-    options = _parquet_options() if reader == "parquet" else {}
-    return load_dataset(reader, data_files=list(files), split="train", **options)
+    return _load_dataset(READERS[kinds.pop()], None, "train", data_files=list(files))
 
 
-def _load_dataset(source: str, data_config: str | None, split: str) -> Any:
-    """A split of a folder or of a dataset on the hub."""
-    from datasets import load_dataset, load_dataset_builder
+def _load_dataset(source: str, data_config: str | None, split: str, **options: Any) -> Any:
+    """A split of a folder, of a dataset on the hub, or of the files that a reader is given.
 
-    reads_parquet = hasattr(load_dataset_builder(source, data_config).config, "fragment_scan_options")
-    return load_dataset(source, data_config, split=split, **(_parquet_options() if reads_parquet else {}))
-
-
-def _parquet_options() -> dict[str, Any]:
-    """For a part of a file at a time: as it comes, pyarrow keeps all that it has read of a file until its end."""
+    Parquet is read a part of a file at a time: as it comes, pyarrow keeps all that it has read of a file until its end.
+    That is set after the dataset has its name in the cache, so that what was fetched otherwise is found without a net.
+    """
+    from datasets import load_dataset_builder
     from pyarrow.dataset import ParquetFragmentScanOptions
 
-    return {"fragment_scan_options": ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)}
+    builder = load_dataset_builder(source, data_config, **options)
+    if hasattr(builder.config, "fragment_scan_options"):
+        builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=split)
 
 
 def _load_folder(source: str, data_config: str | None, split: str) -> Any:
