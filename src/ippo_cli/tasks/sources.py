@@ -128,8 +128,9 @@ def _load_dataset(source: str, data_config: str | None, split: str, **options: A
     from pyarrow.dataset import ParquetFragmentScanOptions
 
     builder = load_dataset_builder(source, data_config, **options)
-    if hasattr(builder.config, "fragment_scan_options"):
-        builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
+    config: Any = builder.config
+    if hasattr(config, "fragment_scan_options"):
+        config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
     builder.download_and_prepare()
     return builder.as_dataset(split=split)
 
