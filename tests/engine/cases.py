@@ -96,19 +96,19 @@ def build(
 
 
 def settings(*, stage: int, dtype: str = "fp32", offload: bool = False, clip: float = 0.0) -> dict[str, Any]:
-    zero = zero_config(
+    return zero_config(
         stage=stage,
         dtype=dtype,
         offload_optimizer=offload,
         offload_params=offload and stage == 3,
         reduce_bucket_size=1000,
+        prefetch_bucket_size=0,
         persistence_threshold=0,
+        # The usual number is larger than these models: their weights would stay whole from the first forward on, and
+        # no test would see stage 3 give any up, whatever the persistence threshold.
+        max_live_parameters=0,
         max_grad_norm=clip,
     )
-    # The usual distances are larger than these models: their weights would stay whole from the first forward on, and
-    # no test would see stage 3 give any up, whatever the persistence threshold.
-    zero["zero_optimization"] |= {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
-    return zero
 
 
 def update(engine: Engine, *, micro_batches: int = 1, scale: float = 1.0, last_rank_scale: float = 1.0) -> StepResult:
@@ -676,11 +676,12 @@ def held_bytes(_: Path) -> Any:
             offload_optimizer="optimizer" in offloaded,
             offload_params="params" in offloaded,
             reduce_bucket_size=bucket,
+            prefetch_bucket_size=0,
             persistence_threshold=0,
+            # Weights that a forward gathered are given up again, so that what stays is what the stage spreads.
+            max_live_parameters=0,
             max_grad_norm=1.0,
         )
-        # Weights that a forward gathered are given up again, so that what stays is what the stage spreads.
-        zero["zero_optimization"] |= {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
         adam = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
         engine = Engine(module, [{"params": list(module.parameters()), **adam}], zero=zero, device="cpu")
         ids = torch.arange(8)

@@ -91,7 +91,9 @@ def test_deepspeed_still_reads_every_key_of_its_configuration() -> None:
         offload_optimizer=True,
         offload_params=True,
         reduce_bucket_size=1000,
+        prefetch_bucket_size=0,
         persistence_threshold=0,
+        max_live_parameters=1_000_000_000,
         max_grad_norm=1.0,
     )
     sources = "".join(

@@ -223,7 +223,9 @@ def test_an_engine_without_a_process_group_is_refused() -> None:
         offload_optimizer=False,
         offload_params=False,
         reduce_bucket_size=1000,
+        prefetch_bucket_size=0,
         persistence_threshold=0,
+        max_live_parameters=1_000_000_000,
         max_grad_norm=1.0,
     )
     with pytest.raises(RuntimeError, match=r"distributed\.init"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.engine.zero_config import zero_config
+from ippo_cli.engine.zero_config import live_elements, prefetch_elements, zero_config
 
 PLAIN: dict[str, Any] = {
     "stage": 2,
@@ -15,7 +15,9 @@ PLAIN: dict[str, Any] = {
     "offload_optimizer": False,
     "offload_params": False,
     "reduce_bucket_size": 1_000_000,
+    "prefetch_bucket_size": 30,
     "persistence_threshold": 10,
+    "max_live_parameters": 20,
     "max_grad_norm": 0.5,
 }
 
@@ -28,7 +30,19 @@ def test_arguments_arrive_where_deepspeed_reads_them() -> None:
     assert partitioning["stage"] == 3
     assert partitioning["reduce_bucket_size"] == partitioning["allgather_bucket_size"] == 1_000_000
     assert partitioning["stage3_param_persistence_threshold"] == 10
+    assert partitioning["stage3_max_live_parameters"] == partitioning["stage3_max_reuse_distance"] == 20
+    assert partitioning["stage3_prefetch_bucket_size"] == 30
     assert partitioning["offload_optimizer"]["device"] == partitioning["offload_param"]["device"] == "cpu"
+
+
+def test_a_small_model_is_spread_as_well_unless_more_is_asked_for() -> None:
+    found = [live_elements(wanted, size) for wanted, size in ((None, 1600), (None, 10**11), (0, 1600), (10**9, 1600))]
+    assert found == [200, 10**9, 0, 10**9]
+
+
+def test_no_more_is_fetched_ahead_than_a_part_of_the_model_or_than_may_be_kept() -> None:
+    found = [prefetch_elements(live, parameters) for live, parameters in ((10**9, 1600), (10, 1600), (10**9, 10**11))]
+    assert found == [100, 10, 50_000_000]
 
 
 def test_gradients_accumulate_and_are_not_clipped_behind_our_back() -> None:

@@ -22,6 +22,7 @@ def memory(
         bucket=bucket,
         largest=largest,
         persistent=0,
+        live=GIB,
         offload_optimizer="optimizer" in offloaded,
         offload_params="params" in offloaded,
     )
@@ -67,6 +68,7 @@ def test_small_parameters_stay_whole_at_stage_3() -> None:
         "ranks": 4,
         "bucket": 0,
         "largest": 0,
+        "live": GIB,
         "offload_optimizer": False,
         "offload_params": False,
     }
@@ -76,10 +78,10 @@ def test_small_parameters_stay_whole_at_stage_3() -> None:
 
 def test_a_model_that_is_only_read_has_the_weights_of_stage_3_and_nothing_else() -> None:
     trained = memory(1_000_000, stage=3, width=2, ranks=4)
-    read = read_memory(1_000_000, width=2, ranks=4, persistent=0, offload_params=False)
+    read = read_memory(1_000_000, width=2, ranks=4, largest=0, persistent=0, live=GIB, offload_params=False)
     assert (read.weights, read.gathered) == (trained.weights, trained.gathered) == (500_000, 2_000_000)
     assert read.standing == read.weights
-    away = read_memory(1_000_000, width=2, ranks=4, persistent=0, offload_params=True)
+    away = read_memory(1_000_000, width=2, ranks=4, largest=0, persistent=0, live=GIB, offload_params=True)
     assert (away.standing, away.host) == (0, 500_000)
 
 
@@ -117,7 +119,7 @@ def test_gradients_of_more_than_half_a_billion_weights_are_reduced_where_they_ar
 
 
 def test_ranks_on_cpus_have_copies_of_what_they_send() -> None:
-    sizes = {"width": 4, "ranks": 8, "bucket": 100, "largest": 0, "persistent": 0}
+    sizes = {"width": 4, "ranks": 8, "bucket": 100, "largest": 0, "persistent": 0, "live": GIB}
     kinds = {"offload_optimizer": False, "offload_params": False}
     gpu, cpu = (engine_memory(1000, stage=3, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
     assert (gpu.reducing, cpu.reducing) == (400, 800)

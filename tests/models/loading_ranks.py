@@ -105,14 +105,16 @@ def results(model: str) -> dict[str, Any]:
     refuse_unreadable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
     found["same"] = torch.equal(asked(reference, own), expected)
     for gather in ("all", "layer"):
-        with engine.inference(gather=gather) as module:
-            found[gather] = torch.equal(asked(module, own), expected)
+        with Memory() as memory, engine.inference(gather=gather) as module:
+            found[gather] = all([torch.equal(asked(module, own), expected) for _ in range(3)])
+        found[f"{gather} growth"] = memory.growth / (4 * size)
     found["kept"] = sum(parameter.numel() for parameter in reference.parameters()) / size
     engine.destroy()
     return found
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: what is freed is given back at once
     distributed.init(device="cpu", timeout_s=60)
     results(sys.argv[1])  # what comes with a first forward and a first engine is no part of a model
     found = [results(model) for model in sys.argv[2:]]

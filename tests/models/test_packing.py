@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from ippo_cli.models import packing
+from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.load import checkpoint_activations
 from ippo_cli.models.packing import PACKED, Packing, enable_packing, pack, read
@@ -116,11 +117,61 @@ def test_gradient_checkpointing_reads_the_row_the_same_way_again() -> None:
 
 
 @pytest.mark.parametrize("make", [sliding, alibi])
-def test_a_model_whose_attention_is_not_plain_keeps_padded_rows(make: Any) -> None:
+def test_a_model_whose_attention_is_not_plain_keeps_padded_rows_and_it_is_said(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     model = make()
     before = model.config._attn_implementation
     assert not enable_packing(model)
     assert model.config._attn_implementation == before != PACKED
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "padded rows" in caplog.text
+
+
+def trained_like() -> PreTrainedModel:
+    """Deep, and with weights as large as training makes some of them: in bf16 two right readings differ by half."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**COMMON | {"num_hidden_layers": 24})).eval().base_model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(25)
+    return model
+
+
+def test_a_deep_model_packs_in_bf16_though_rounding_adds_up(caplog: pytest.LogCaptureFixture) -> None:
+    model = trained_like().bfloat16()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    assert enable_packing(model)
+    assert not caplog.records
+    kept = model.state_dict()
+    assert all(kept[name].dtype == value.dtype and torch.equal(kept[name], value) for name, value in weights.items())
+
+
+def test_a_deep_model_in_bf16_is_seen_to_read_wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "pack", misplaced(1))
+    assert not enable_packing(trained_like().bfloat16())
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, states: Tensor) -> Tensor:
+        self.inner(states)
+        raise ValueError("half way")
+
+
+def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Failing()).bfloat16()
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    with in_float32(model):
+        assert model[0](torch.ones(1, 4)).dtype == torch.float32
+        with pytest.raises(ValueError, match="half way"):
+            model(torch.ones(1, 4))
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def misplaced(by: int) -> Any:

@@ -139,7 +139,9 @@ def shards(root: Path) -> dict[str, Any]:
         offload_optimizer=False,
         offload_params=False,
         reduce_bucket_size=64,
+        prefetch_bucket_size=0,
         persistence_threshold=0,
+        max_live_parameters=1_000_000_000,
         max_grad_norm=1.0,
     )
     engine = Engine(module, [group], zero=settings, device=torch.device("cpu"))

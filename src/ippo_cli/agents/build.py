@@ -36,7 +36,13 @@ from ippo_cli.config.schema import (
 from ippo_cli.config.teams import base_of, critics, holders, members, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
-from ippo_cli.engine.zero_config import bucket_elements, effective_stage, zero_config
+from ippo_cli.engine.zero_config import (
+    bucket_elements,
+    effective_stage,
+    live_elements,
+    prefetch_elements,
+    zero_config,
+)
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
 from ippo_cli.models.critic import (
     ValueHead,
@@ -359,13 +365,16 @@ def _engine(
         ranks=distributed.world_size(),
         offload_optimizer=deepspeed.offload_optimizer,
     )
+    live = live_elements(deepspeed.max_live_parameters, size)
     settings = zero_config(
         stage=stage,
         dtype=dtype.value,
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
         reduce_bucket_size=bucket_elements(deepspeed.reduce_bucket_size, size),
+        prefetch_bucket_size=prefetch_elements(live, size),
         persistence_threshold=deepspeed.persistence_threshold,
+        max_live_parameters=live,
         max_grad_norm=optimizer.max_grad_norm,
     )
     return Engine(module, groups, zero=settings, device=device)
@@ -387,7 +396,7 @@ def _reference(
     if key not in frozen.references:
         spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
         policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype, as_stored=spreads), in_step=spreads)
-        policy.packs = enable_packing(backbone_of(policy.lm))
+        policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
         policy.requires_grad_(False).eval()
         if spreads:
             frozen.references[key] = policy, _engine(policy, [], config.deepspeed, actor.dtype, actor, frozen.device)

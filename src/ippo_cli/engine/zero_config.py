@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 MAX_PREFETCH = 50_000_000  # elements that stage 3 fetches ahead; DeepSpeed's own default
-MAX_LIVE = 1_000_000_000  # elements that stage 3 keeps whole at once; likewise
+PREFETCHED = 16  # the part of a model that is fetched ahead at most, since it is held twice for a while
+MAX_LIVE = 1_000_000_000  # elements that stage 3 keeps whole at once where nothing is said; DeepSpeed's own default
+LIVE = 8  # and the part of a smaller model, which would not be spread at all otherwise
 
 
 def zero_config(
@@ -15,7 +17,9 @@ def zero_config(
     offload_optimizer: bool,
     offload_params: bool,
     reduce_bucket_size: int,
+    prefetch_bucket_size: int,
     persistence_threshold: int,
+    max_live_parameters: int,
     max_grad_norm: float,
 ) -> dict[str, Any]:
     """A fresh DeepSpeed configuration for one engine; sizes are numbers of elements.
@@ -56,7 +60,9 @@ def zero_config(
             offload_optimizer=offload_optimizer,
             offload_params=offload_params,
             bucket=reduce_bucket_size,
+            prefetch=prefetch_bucket_size,
             persistence=persistence_threshold,
+            live=max_live_parameters,
         ),
         "checkpoint": {"tag_validation": "Ignore", "use_node_local_storage": False, "load_universal": False},
         "steps_per_print": None,
@@ -87,8 +93,25 @@ def bucket_elements(wanted: int, parameters: int) -> int:
     return min(wanted, parameters) // 2 * 2 + 2
 
 
+def live_elements(wanted: int | None, parameters: int) -> int:
+    """What stage 3 keeps whole at once, besides the part of a model that is computing."""
+    return min(MAX_LIVE, parameters // LIVE) if wanted is None else wanted
+
+
+def prefetch_elements(live: int, parameters: int) -> int:
+    """What stage 3 fetches ahead of its use, where it keeps at most `live` elements whole."""
+    return min(MAX_PREFETCH, live, parameters // PREFETCHED)
+
+
 def _partitioning(
-    *, stage: int, offload_optimizer: bool, offload_params: bool, bucket: int, persistence: int
+    *,
+    stage: int,
+    offload_optimizer: bool,
+    offload_params: bool,
+    bucket: int,
+    prefetch: int,
+    persistence: int,
+    live: int,
 ) -> dict[str, Any]:
     """What is split over the ranks, and in what portions it travels."""
     to_cpu = {"device": "cpu", "pin_memory": True}
@@ -107,9 +130,9 @@ def _partitioning(
         "load_from_fp32_weights": True,
         "elastic_checkpoint": False,
         "sub_group_size": 1_000_000_000,
-        "stage3_prefetch_bucket_size": min(bucket, MAX_PREFETCH),
+        "stage3_prefetch_bucket_size": prefetch,
         "stage3_param_persistence_threshold": persistence,
-        "stage3_max_live_parameters": MAX_LIVE,
-        "stage3_max_reuse_distance": MAX_LIVE,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
         "stage3_gather_16bit_weights_on_model_save": False,
     }

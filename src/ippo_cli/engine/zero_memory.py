@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ippo_cli.engine.zero_config import MAX_LIVE
-
 REDUCED_AT_ONCE = 500_000_000  # elements that DeepSpeed copies together where it reduces gradients at the step
 SUB_GROUP = 1_000_000_000  # elements that stage 3 steps on at once, see `zero_config`
 MOMENTS = 8  # AdamW's two, in float32
@@ -76,6 +74,7 @@ def engine_memory(
     bucket: int,
     largest: int,
     persistent: int,
+    live: int,
     offload_optimizer: bool,
     offload_params: bool,
     on_host: bool = False,
@@ -83,8 +82,8 @@ def engine_memory(
     """Of a model of so many parameters, `width` bytes each, at the stage that its engine really runs at.
 
     `on_host`: whether ranks compute on CPUs, where gloo copies what it gathers and what it reduces and scatters.
-    `bucket` is the size of its reduction buckets, `largest` that of its largest parameter, and `persistent` the number
-    of parameters that stage 3 keeps whole, all in elements.
+    `bucket` is the size of its reduction buckets, `largest` that of its largest parameter, `persistent` the number of
+    parameters that stage 3 keeps whole, and `live` how many others a pass may keep whole, all in elements.
     """
     sizes = _Sizes(
         whole=float(parameters),
@@ -98,7 +97,7 @@ def engine_memory(
     if stage == 0:
         return _own_optimizer(sizes)
     if stage == 3:
-        return _spread_weights(sizes, persistent, offload_optimizer, offload_params)
+        return _spread_weights(sizes, persistent, live, offload_optimizer, offload_params)
     if offload_optimizer:
         return _offloaded_optimizer(sizes, stage)
     if stage == 1 and width < FP32:
@@ -106,12 +105,14 @@ def engine_memory(
     return _gathered_gradients(sizes) if stage == 1 else _spread_gradients(sizes)
 
 
-def read_memory(parameters: int, *, width: int, ranks: int, persistent: int, offload_params: bool) -> EngineMemory:
+def read_memory(
+    parameters: int, *, width: int, ranks: int, largest: int, persistent: int, live: int, offload_params: bool
+) -> EngineMemory:
     """Of a model without an optimizer that is spread as stage 3 spreads weights; see `engine_memory`."""
     spread = _spread(float(parameters), width, ranks, persistent)
     return EngineMemory(
         weights=0.0 if offload_params else spread,
-        gathered=_gathered(float(parameters), width, ranks, offload_params),
+        gathered=_gathered(float(parameters), width, ranks, max(live, largest), offload_params),
         loading=spread,
         decoding=_whole(float(parameters), width, ranks, persistent, offload_params),
         host=spread if offload_params else 0.0,
@@ -154,9 +155,9 @@ def _spread(whole: float, width: int, ranks: int, persistent: int) -> float:
     return width * (whole / ranks + persistent * (1.0 - 1.0 / ranks))
 
 
-def _gathered(whole: float, width: int, ranks: int, offload_params: bool) -> float:
+def _gathered(whole: float, width: int, ranks: int, live: int, offload_params: bool) -> float:
     """One rank has its weights whole, and reads them where they are."""
-    return width * min(whole, MAX_LIVE) if ranks > 1 or offload_params else 0.0
+    return width * min(whole, live) if ranks > 1 or offload_params else 0.0
 
 
 def _whole(whole: float, width: int, ranks: int, persistent: int, offload_params: bool) -> float:
@@ -256,7 +257,9 @@ def _offloaded_optimizer(sizes: _Sizes, stage: int) -> EngineMemory:
     )
 
 
-def _spread_weights(sizes: _Sizes, persistent: int, offload_optimizer: bool, offload_params: bool) -> EngineMemory:
+def _spread_weights(
+    sizes: _Sizes, persistent: int, live: int, offload_optimizer: bool, offload_params: bool
+) -> EngineMemory:
     """Stage 3: weights are spread as well, each of the parts where it is wanted."""
     whole, share, width, ranks = sizes.whole, sizes.share, sizes.width, sizes.ranks
     spread = _spread(whole, width, ranks, persistent)
@@ -278,7 +281,7 @@ def _spread_weights(sizes: _Sizes, persistent: int, offload_optimizer: bool, off
         gradients=0.0 if offload_optimizer else gradients,
         buckets=FP32 * sizes.bucket,
         arriving=width * sizes.largest + own,
-        gathered=_gathered(whole, width, ranks, offload_params),
+        gathered=_gathered(whole, width, ranks, max(live, int(sizes.largest)), offload_params),
         reducing=FP32 * sizes.bucket * (2 if sizes.copies else 1),
         first_bucket=sizes.first_bucket,
         stepping=stepping,

@@ -8,6 +8,7 @@ together, and only there, where it costs little, is padding computed.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,10 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ippo_cli.models.agreement import agree, probe_ids
+from ippo_cli.engine import distributed
+from ippo_cli.models.agreement import agree, in_float32, probe_ids
+
+_log = logging.getLogger(__name__)
 
 PACKED = "ippo_cli_packed"
 """Our name among the library's attention functions; without a `packing` it is its `sdpa`."""
@@ -177,22 +181,33 @@ def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, 
 
 
 def enable_packing(backbone: PreTrainedModel) -> bool:
-    """Let a model read packed rows where it can, and say whether it can: seen by trying, once, on a few tokens."""
-    config = backbone.config
-    layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    accepts = inspect.signature(backbone.forward).parameters
-    if (
-        config._attn_implementation != "sdpa"
-        or not backbone._supports_attention_backend
-        or not {"position_ids", "kwargs"} <= accepts.keys()
-        or {type(layer) for layer in layers} != {DynamicLayer}
-    ):
-        return False
-    config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
-    agrees = _reads_packed_rows(backbone)
-    if not agrees:
-        config._attn_implementation_internal = "sdpa"
-    return agrees
+    """Let a model read packed rows where it can, and say whether it can: seen by trying, once, on a few tokens.
+
+    Of one that cannot a warning is logged, since all of its training takes longer.
+    """
+    if _offers_attention(backbone):
+        backbone.config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
+        if _reads_packed_rows(backbone):
+            return True
+        backbone.config._attn_implementation_internal = "sdpa"
+    message = (
+        f"{type(backbone).__name__}: its attention cannot keep sequences of one row apart; it reads padded rows in "
+        "training, which takes longer the more their lengths differ"
+    )
+    if distributed.first_to_say(message):
+        _log.warning(message)
+    return False
+
+
+def _offers_attention(backbone: PreTrainedModel) -> bool:
+    """Whether a model calls attention by the library's interface, and attends to all that came before."""
+    layers = DynamicCache(config=backbone.config.get_text_config(decoder=True)).layers
+    return (
+        backbone.config._attn_implementation == "sdpa"
+        and backbone._supports_attention_backend
+        and {"position_ids", "kwargs"} <= inspect.signature(backbone.forward).parameters.keys()
+        and {type(layer) for layer in layers} == {DynamicLayer}
+    )
 
 
 @torch.no_grad()
@@ -204,9 +219,10 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
     ids = probe_ids(sum(lengths), config.vocab_size, backbone.device)
     parts = ids.split(lengths, dim=1)
     try:
-        expected = _joined([_traced(backbone, part) for part in parts])
-        wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
-        packed = _traced(backbone, ids, packing=pack(lengths, ids.device))
+        with in_float32(backbone):
+            expected = _joined([_traced(backbone, part) for part in parts])
+            wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
+            packed = _traced(backbone, ids, packing=pack(lengths, ids.device))
     except (TypeError, ValueError, RuntimeError):
         return False
     return agree(packed, expected, wrong)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
-from ippo_cli.models.agreement import agree, probe_ids
+from ippo_cli.models.agreement import agree, in_float32, probe_ids
 from ippo_cli.rollout.continuous_batching import Attention, ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
@@ -145,9 +145,10 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
     candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
     rows = _probe_rows(model)
     try:
-        with candidate.session():
-            actual = _decoded(candidate, rows)
-        expected, wrong = _whole(model, candidate, rows, mistaken=False), _whole(model, candidate, rows, mistaken=True)
+        with in_float32(model):
+            with candidate.session():
+                actual = _decoded(candidate, rows)
+            expected, wrong = (_whole(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))
         return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
     except Exception as error:  # whatever a model of unknown making does: it means that this way is closed
         _log.info("%s cannot be decoded by %s: %r", type(model).__name__, way.__name__, error)
@@ -160,11 +161,12 @@ def _agrees_when_resumed(model: nn.Module) -> bool:
     continued as each sequence is read at once, and can be told from the same deliberate mistake."""
     candidate, rows = _TracedContinuousBatching(model), _probe_rows(model)
     try:
-        with candidate.session():
-            actual = _resumed_rows(candidate, rows)
-        expected, wrong = (
-            _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
-        )
+        with in_float32(model):
+            with candidate.session():
+                actual = _resumed_rows(candidate, rows)
+            expected, wrong = (
+                _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
+            )
         return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
     except Exception as error:  # as above
         _log.info("%s cannot resume: %r", type(model).__name__, error)

@@ -23,7 +23,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.teams import bases, critics, holders, learning_members
-from ippo_cli.engine.zero_config import MAX_LIVE, bucket_elements, effective_stage
+from ippo_cli.engine.zero_config import bucket_elements, effective_stage, live_elements
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, read_memory
 from ippo_cli.models.packing import attends_in_fp32
 from ippo_cli.models.shape import ModelShape
@@ -162,9 +162,9 @@ def run_memory(
     parks = several_turns and config.rollout.history is not History.latest
     trained = tuple(_trained(config, shapes, ranks, rows, device))
     frozen = (*_frozen(config, shapes, ranks), *rewards)
-    decoding = [_gathered_to_decode(config, model.width, model.memory) for model in trained if model.decodes]
+    decoding = [_gathered_to_decode(config, model.memory) for model in trained if model.decodes]
     if replays(config) or any(agent.frozen for agent in config.task.agents.values()):
-        decoding += [_gathered_to_decode(config, m.width, m.spread) for m in frozen if m.spread is not None]
+        decoding += [_gathered_to_decode(config, m.spread) for m in frozen if m.spread is not None]
     return Memory(
         device=device,
         trained=trained,
@@ -304,6 +304,7 @@ def _engine(
         bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
         largest=max(shape.sizes if shape.adapter is None else shape.adapter),
         persistent=shape.smaller_than(deepspeed.persistence_threshold),
+        live=live_elements(deepspeed.max_live_parameters, shape.trained_parameters),
         offload_optimizer=deepspeed.offload_optimizer,
         offload_params=deepspeed.offload_params,
         on_host=device == "cpu",
@@ -362,9 +363,9 @@ def _parked(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
 
 
-def _gathered_to_decode(config: Config, width: int, memory: EngineMemory) -> float:
+def _gathered_to_decode(config: Config, memory: EngineMemory) -> float:
     if config.rollout.zero3_gather is Zero3Gather.layer:
-        return min(memory.decoding, float(width * MAX_LIVE))
+        return min(memory.decoding, memory.gathered)
     return memory.decoding
 
 
@@ -402,7 +403,9 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
                 agent.actor.parameters,
                 width=width,
                 ranks=ranks,
+                largest=max(agent.actor.sizes),
                 persistent=agent.actor.smaller_than(deepspeed.persistence_threshold),
+                live=live_elements(deepspeed.max_live_parameters, agent.actor.parameters),
                 offload_params=deepspeed.offload_params,
             )
             yield Frozen(
