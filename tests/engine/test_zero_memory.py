@@ -125,3 +125,12 @@ def test_ranks_on_cpus_have_copies_of_what_they_send() -> None:
     assert (gpu.reducing, cpu.reducing) == (400, 800)
     gpu, cpu = (engine_memory(1000, stage=2, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
     assert (gpu.stepping, cpu.stepping) == (1000, 4000)
+
+
+def test_weights_that_rank_0_writes_into_a_mapped_file_are_there_beside_their_flat_copy() -> None:
+    sizes = {"stage": 2, "ranks": 2, "bucket": 0, "largest": 0, "persistent": 0, "live": GIB}
+    kinds = {"offload_optimizer": False, "offload_params": False}
+    gpu, cpu = (engine_memory(1000, width=2, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
+    assert (gpu.loading, cpu.loading) == (5000, 7000)  # weights, and of a share its copy and float32
+    gpu, cpu = (engine_memory(1000, width=4, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
+    assert (gpu.loading, cpu.loading) == (8000, 8000)

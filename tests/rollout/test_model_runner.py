@@ -72,10 +72,11 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
-    name: str, asked: Any, random_weights: Callable[..., Any]
+    name: str, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = random_weights(CONTINUOUS[name](len(asked.tokenizer)))
     assert isinstance(model_runner_for(model), ContinuousBatching)
+    assert not [record for record in caplog.records if record.name == model_runner.__name__]
     found = asked.decoded(model)
     assert found.response_mask.sum() > 60
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
@@ -83,11 +84,13 @@ def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_decoded_in_the_way_that_their_state_allows(
-    name: str, asked: Any, random_weights: Callable[..., Any]
+    name: str, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     way, config = OTHERS[name]
     model = random_weights(config(len(asked.tokenizer)), scale=2.0)
     assert isinstance(model_runner_for(model), way)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == model_runner.__name__)
+    assert {StaticBatching: "leave their places empty", Recompute: "decoding without one is slow"}[way] in said
     found = asked.decoded(model, max_new_tokens=12)
     assert found.response_mask.sum() > 60
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)

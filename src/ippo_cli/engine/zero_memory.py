@@ -142,6 +142,14 @@ class _Sizes:
         return self.width * self.whole if self.copies else 0.0
 
     @property
+    def overwritten(self) -> float:
+        """Bytes of weights in a mapped file that become a rank's own as rank 0's are written into them.
+
+        Those that are cast when they are loaded, as to float32, are its own from the start.
+        """
+        return self.width * self.whole if self.copies and self.width < FP32 else 0.0
+
+    @property
     def norm(self) -> float:
         """Bytes of the largest gradient of a rank's share in float64."""
         return FP64 * min(self.largest, self.share)
@@ -234,7 +242,10 @@ def _spread_gradients(sizes: _Sizes) -> EngineMemory:
         reducing=own + copied,
         first_bucket=sizes.first_bucket,
         stepping=max(FP32 * share + max(own, sizes.norm), sizes.renewed),
-        loading=max(sizes.flattened, width * sizes.whole + (FP32 if width == FP32 else FP32 + width) * share),
+        loading=max(
+            sizes.flattened,
+            sizes.overwritten + width * sizes.whole + (FP32 if width == FP32 else FP32 + width) * share,
+        ),
     )
 
 

@@ -23,6 +23,11 @@ _log = logging.getLogger(__name__)
 _known: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
     WeakKeyDictionary()
 )
+_SLOWER = {
+    StaticBatching: "its state is more than plain attention; rows that end leave their places empty until all of "
+    "rollout.decode_batch_size have, so decoding takes as long as the longest of them",
+    Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
+}
 _resumed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -57,9 +62,8 @@ def model_runner_for(model: nn.Module) -> ModelRunner:
     if model not in _known:
         ways = (way for way in (ContinuousBatching, StaticBatching) if way.serves(model) and _agrees(model, way))
         _known[model] = next(ways, Recompute)
-        if _known[model] is Recompute:
-            name = type(language_model(model)).__name__
-            message = f"{name}: no cache of its states works with padded prompts; decoding without one is slow"
+        if _known[model] in _SLOWER:
+            message = f"{type(language_model(model)).__name__}: {_SLOWER[_known[model]]}"
             if distributed.first_to_say(message):
                 _log.warning(message)
     return _known[model](model)
