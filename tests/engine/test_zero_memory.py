@@ -93,6 +93,15 @@ def test_one_rank_reads_its_weights_where_they_are() -> None:
     assert away.gathered == 2000
 
 
+def test_a_pass_keeps_whole_what_it_may_and_the_parameter_that_goes_beyond() -> None:
+    kinds = {"stage": 3, "bucket": 0, "offload_optimizer": False, "offload_params": False}
+    sizes = {"width": 2, "ranks": 4, "persistent": 0}
+    trained = engine_memory(1000, largest=200, live=125, **sizes, **kinds)
+    read = read_memory(1000, largest=200, live=125, offload_params=False, **sizes)
+    assert trained.gathered == read.gathered == 2 * 325
+    assert engine_memory(1000, largest=950, live=125, **sizes, **kinds).gathered == 2000
+
+
 def test_gradients_meet_activations_where_a_step_has_several_micro_batches() -> None:
     held = memory(1000, stage=0, width=4, ranks=1)
     assert held.updating(10_000, several=False) == 10_000

@@ -154,22 +154,24 @@ def test_a_deep_model_in_bf16_is_seen_to_read_wrong_positions(monkeypatch: pytes
 
 
 class Failing(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 4)
+        self.inner, self.error = nn.Linear(4, 4), error
 
     def forward(self, states: Tensor) -> Tensor:
         self.inner(states)
-        raise ValueError("half way")
+        raise self.error
 
 
-def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Failing()).bfloat16()
+@pytest.mark.parametrize("error", [ValueError("half way"), KeyboardInterrupt("half way")])
+def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed(error: BaseException) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Failing(error)).bfloat16()
     before = [parameter.data_ptr() for parameter in model.parameters()]
     with in_float32(model):
         assert model[0](torch.ones(1, 4)).dtype == torch.float32
-        with pytest.raises(ValueError, match="half way"):
-            model(torch.ones(1, 4))
+    with pytest.raises(type(error), match="half way"), in_float32(model):
+        model(torch.ones(1, 4))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert [parameter.data_ptr() for parameter in model.parameters()] == before
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    LlamaConfig,
     MambaConfig,
     MistralConfig,
     OPTConfig,
@@ -25,15 +27,18 @@ from transformers import (
     RwkvConfig,
 )
 
+from ippo_cli.config.schema import AdapterInit, LoraConfig
+from ippo_cli.models.lora import FrozenBase
 from ippo_cli.rollout import continuous_batching, model_runner
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
-from ippo_cli.rollout.model_runner import model_runner_for
+from ippo_cli.rollout.model_runner import can_resume, model_runner_for
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SPECIAL}
 GROUPED = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
 ALTERNATING = ["sliding_attention", "full_attention"]
+LORA = LoraConfig(rank=2, alpha=4.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
 
 CONTINUOUS = {
     "gpt2 (learned positions)": lambda v: GPT2Config(
@@ -82,18 +87,60 @@ def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_decoded_in_the_way_that_their_state_allows(
-    name: str, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    name: str, dtype: torch.dtype, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     way, config = OTHERS[name]
-    model = random_weights(config(len(asked.tokenizer)), scale=2.0)
+    model = random_weights(config(len(asked.tokenizer)), scale=2.0).to(dtype)
     assert isinstance(model_runner_for(model), way)
     (said,) = (record.getMessage() for record in caplog.records if record.name == model_runner.__name__)
     assert {StaticBatching: "leave their places empty", Recompute: "decoding without one is slow"}[way] in said
     found = asked.decoded(model, max_new_tokens=12)
     assert found.response_mask.sum() > 60
-    torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
+    if dtype == torch.float32:
+        torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_adapters_on_a_base_in_bf16_are_decoded_and_go_on_as_the_base_is(
+    reading: bool, asked: Any, llama: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = FrozenBase(llama.bfloat16(), "base")
+    adapter = base.add(LORA, "actor", 0)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(std=0.1)
+    with adapter.reading() if reading else nullcontext():
+        assert isinstance(model_runner_for(base.lm), ContinuousBatching)
+        assert can_resume(base.lm)
+    assert not caplog.records
+
+
+def test_a_deep_model_is_decoded_continuously_in_bf16_though_rounding_adds_up(asked: Any) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**GROUPED | {"num_hidden_layers": 24, "vocab_size": len(asked.tokenizer)})
+    model = AutoModelForCausalLM.from_config(config).bfloat16().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(25)
+    assert isinstance(model_runner_for(model), ContinuousBatching)
+    assert can_resume(model)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+def test_an_error_that_says_nothing_of_a_way_of_decoding_is_not_taken_for_one(
+    error: type[BaseException], llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ContinuousBatching, "_forward", fails)
+    with pytest.raises(error):
+        model_runner_for(llama)
+    assert llama not in model_runner._known
 
 
 def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:

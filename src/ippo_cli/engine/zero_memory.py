@@ -83,7 +83,8 @@ def engine_memory(
 
     `on_host`: whether ranks compute on CPUs, where gloo copies what it gathers and what it reduces and scatters.
     `bucket` is the size of its reduction buckets, `largest` that of its largest parameter, `persistent` the number of
-    parameters that stage 3 keeps whole, and `live` how many others a pass may keep whole, all in elements.
+    parameters that stage 3 keeps whole, and `live` how many others a pass keeps whole, but for the last of them, all in
+    elements.
     """
     sizes = _Sizes(
         whole=float(parameters),
@@ -112,7 +113,7 @@ def read_memory(
     spread = _spread(float(parameters), width, ranks, persistent)
     return EngineMemory(
         weights=0.0 if offload_params else spread,
-        gathered=_gathered(float(parameters), width, ranks, max(live, largest), offload_params),
+        gathered=_gathered(float(parameters), width, ranks, live + largest, offload_params),
         loading=spread,
         decoding=_whole(float(parameters), width, ranks, persistent, offload_params),
         host=spread if offload_params else 0.0,
@@ -163,9 +164,12 @@ def _spread(whole: float, width: int, ranks: int, persistent: int) -> float:
     return width * (whole / ranks + persistent * (1.0 - 1.0 / ranks))
 
 
-def _gathered(whole: float, width: int, ranks: int, live: int, offload_params: bool) -> float:
-    """One rank has its weights whole, and reads them where they are."""
-    return width * min(whole, live) if ranks > 1 or offload_params else 0.0
+def _gathered(whole: float, width: int, ranks: int, at_once: float, offload_params: bool) -> float:
+    """Up to `at_once` elements: what may be kept, and the parameter that goes beyond it, by use or fetched ahead.
+
+    One rank has its weights whole, and reads them where they are.
+    """
+    return width * min(whole, at_once) if ranks > 1 or offload_params else 0.0
 
 
 def _whole(whole: float, width: int, ranks: int, persistent: int, offload_params: bool) -> float:
@@ -292,7 +296,7 @@ def _spread_weights(
         gradients=0.0 if offload_optimizer else gradients,
         buckets=FP32 * sizes.bucket,
         arriving=width * sizes.largest + own,
-        gathered=_gathered(whole, width, ranks, max(live, int(sizes.largest)), offload_params),
+        gathered=_gathered(whole, width, ranks, live + sizes.largest, offload_params),
         reducing=FP32 * sizes.bucket * (2 if sizes.copies else 1),
         first_bucket=sizes.first_bucket,
         stepping=stepping,

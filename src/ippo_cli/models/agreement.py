@@ -2,12 +2,12 @@
 
 In bf16 two right ways differ by rounding, and in hidden states that may be as much as a wrong position makes. What
 attention is given (queries, keys and values of single tokens) and gives shows a mistake where it is made. Through
-thirty layers of a trained model even that is lost in rounding: who can reads in float32 (`in_float32`).
+thirty layers of a trained model even that is lost in rounding, and both readings are repeated in float32 (`alike`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 TOLERANCES = {torch.float32: 1e-3}
 HALF_PRECISION = 0.1
+HALVES = (torch.bfloat16, torch.float16)
 SHARE_OF_MISTAKE = 0.5
 
 
@@ -41,15 +42,35 @@ def agree(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[
     return max(errors) <= tolerance and told_apart
 
 
+Readings = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
+"""What `agree` compares: of the way that is tried, of the plain one, and of a deliberate mistake."""
+
+
+def alike(model: nn.Module, readings: Callable[[], Readings]) -> bool:
+    """Whether the readings of a model agree as it is, or, where rounding may be all that parts them, in float32.
+
+    Not every half-precision model can be read in float32: some use the weights of their parts without calling these.
+    Errors of a reading, in either precision, are raised.
+    """
+    first = readings()
+    if agree(*first):
+        return True
+    if not any(each.dtype in HALVES for each in model.parameters()) or not all(
+        part.isfinite().all() for part in first[0]
+    ):
+        return False
+    with in_float32(model):
+        return agree(*readings())
+
+
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Forwards inside compute in float32 with the same weights. Each module has its own weights cast while it is
-    called, so that there is never a second copy of all: those of a large model may lie in files."""
+    """Forwards inside compute in float32 with the same weights. Each layer has its weights cast while it is called,
+    so that there is never a second copy of all: those of a large model may lie in files."""
     kept: list[dict[Tensor, Tensor]] = []
 
     def cast(module: nn.Module, _: Any) -> None:
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        kept.append({each: each.data for each in own if each.dtype in (torch.bfloat16, torch.float16)})
+        kept.append({each: each.data for each in _used_by(module) if each.dtype in HALVES})
         for each in kept[-1]:
             each.data = each.data.float()
 
@@ -66,6 +87,18 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        while kept:  # an interruption ends forwards without their hooks
+            restore()
+
+
+def _used_by(module: nn.Module) -> Iterator[Tensor]:
+    """What a forward of a module may use before it calls another: its weights and those of its parts, but not of
+    layers, which stand in lists, nor what ZeRO stage 3 gathers for each call."""
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+    for part in module.children():
+        if not isinstance(part, nn.ModuleList):
+            yield from (each for each in _used_by(part) if not hasattr(each, "ds_id"))
 
 
 def probe_ids(count: int, vocabulary: int, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ippo_cli.engine import distributed
-from ippo_cli.models.agreement import agree, in_float32, probe_ids
+from ippo_cli.models.agreement import Readings, alike, probe_ids
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, 
 def enable_packing(backbone: PreTrainedModel) -> bool:
     """Let a model read packed rows where it can, and say whether it can: seen by trying, once, on a few tokens.
 
-    Of one that cannot a warning is logged, since all of its training takes longer.
+    Of one that cannot a warning is logged, since its training takes longer.
     """
     if _offers_attention(backbone):
         backbone.config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
@@ -191,8 +191,8 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
             return True
         backbone.config._attn_implementation_internal = "sdpa"
     message = (
-        f"{type(backbone).__name__}: its attention cannot keep sequences of one row apart; it reads padded rows in "
-        "training, which takes longer the more their lengths differ"
+        f"{type(backbone).__name__}: it was not seen to keep sequences of one row apart; where it is trained or scored "
+        "it reads padded rows, which takes longer the more their lengths differ"
     )
     if distributed.first_to_say(message):
         _log.warning(message)
@@ -218,14 +218,19 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
     lengths = [max(min(length, room), 1) for length in PROBE]
     ids = probe_ids(sum(lengths), config.vocab_size, backbone.device)
     parts = ids.split(lengths, dim=1)
+
+    def readings() -> Readings:
+        expected = _joined([_traced(backbone, part) for part in parts])
+        wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
+        return _traced(backbone, ids, packing=pack(lengths, ids.device)), expected, wrong
+
     try:
-        with in_float32(backbone):
-            expected = _joined([_traced(backbone, part) for part in parts])
-            wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
-            packed = _traced(backbone, ids, packing=pack(lengths, ids.device))
-    except (TypeError, ValueError, RuntimeError):
+        return alike(backbone, readings)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        _log.info("%s cannot read packed rows: %r", type(backbone).__name__, error)
         return False
-    return agree(packed, expected, wrong)
 
 
 def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
-from ippo_cli.models.agreement import agree, in_float32, probe_ids
+from ippo_cli.models.agreement import Readings, alike, probe_ids
 from ippo_cli.rollout.continuous_batching import Attention, ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
@@ -24,8 +24,8 @@ _known: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatch
     WeakKeyDictionary()
 )
 _SLOWER = {
-    StaticBatching: "its state is more than plain attention; rows that end leave their places empty until all of "
-    "rollout.decode_batch_size have, so decoding takes as long as the longest of them",
+    StaticBatching: "it was not seen to read rows that come and go at any time; rows that end leave their places empty "
+    "until all of rollout.decode_batch_size have, so decoding takes as long as the longest of them",
     Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
 }
 _resumed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -146,14 +146,19 @@ class _Notes:
 def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
     """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
     sequence is read at once, and can be told from a deliberate mistake."""
-    candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
     rows = _probe_rows(model)
+
+    def readings() -> Readings:
+        candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
+        with candidate.session():
+            actual = _decoded(candidate, rows)
+        expected, wrong = (_whole(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))
+        return actual.entries(actual), expected.entries(actual), wrong.entries(actual)
+
     try:
-        with in_float32(model):
-            with candidate.session():
-                actual = _decoded(candidate, rows)
-            expected, wrong = (_whole(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))
-        return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
+        return alike(model, readings)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever a model of unknown making does: it means that this way is closed
         _log.info("%s cannot be decoded by %s: %r", type(model).__name__, way.__name__, error)
         return False
@@ -163,15 +168,21 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
 def _agrees_when_resumed(model: nn.Module) -> bool:
     """Whether rows that end, are parked and go on, used whole or in part and beside a row that stayed, are read and
     continued as each sequence is read at once, and can be told from the same deliberate mistake."""
-    candidate, rows = _TracedContinuousBatching(model), _probe_rows(model)
+    rows = _probe_rows(model)
+
+    def readings() -> Readings:
+        candidate = _TracedContinuousBatching(model)
+        with candidate.session():
+            actual = _resumed_rows(candidate, rows)
+        expected, wrong = (
+            _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
+        )
+        return actual.entries(actual), expected.entries(actual), wrong.entries(actual)
+
     try:
-        with in_float32(model):
-            with candidate.session():
-                actual = _resumed_rows(candidate, rows)
-            expected, wrong = (
-                _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
-            )
-        return agree(*(notes.entries(like=actual) for notes in (actual, expected, wrong)))
+        return alike(model, readings)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # as above
         _log.info("%s cannot resume: %r", type(model).__name__, error)
         return False
