@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -75,6 +77,14 @@ def sliding() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**COMMON, sliding_window=4)).eval().base_model
 
 
+def gemma3() -> PreTrainedModel:
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(
+        **COMMON, head_dim=8, sliding_window=6, layer_types=layers, query_pre_attn_scalar=8, pad_token_id=0
+    )
+    return Gemma3ForCausalLM(config).eval().base_model
+
+
 def alibi() -> PreTrainedModel:
     shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
     return BloomForCausalLM(BloomConfig(**shape)).eval().base_model
@@ -84,7 +94,7 @@ def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat([read(model, part, None) for part in ids.split(lengths, dim=1)])
 
 
-@pytest.mark.parametrize("make", [llama, qwen3, gpt2])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, sliding, gemma3])
 @pytest.mark.parametrize("lengths", [[5], [6, 6, 6], [9, 7, 7, 3, 1], [60, 59, 31, 8, 2, 1, 1]])
 def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: list[int]) -> None:
     torch.manual_seed(0)
@@ -116,7 +126,27 @@ def test_gradient_checkpointing_reads_the_row_the_same_way_again() -> None:
     assert torch.allclose(*gradients, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [sliding, alibi])
+class WithoutWindow:
+    """A config as its layers see it."""
+
+    sliding_window = None
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
+
+
+def untold() -> PreTrainedModel:
+    """It masks its sliding windows, which are longer than what it is tried on, and does not tell attention of them."""
+    model = MistralForCausalLM(MistralConfig(**COMMON, sliding_window=100)).eval().base_model
+    for layer in model.layers:
+        layer.self_attn.config = WithoutWindow(model.config)
+    return model
+
+
+@pytest.mark.parametrize("make", [untold, alibi])
 def test_a_model_whose_attention_is_not_plain_keeps_padded_rows_and_it_is_said(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +219,7 @@ def misplaced(by: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma3])
 def test_positions_off_by_one_are_noticed_in_every_precision(
     make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 The model reads `[1, N]` with positions that start anew for every sequence. An attention function of our own, which the
 model calls through the library's attention interface, takes the row apart: sequences of similar length attend
-together, and only there, where it costs little, is padding computed.
+together, and only there, where it costs little, is padding computed. Sliding windows are masked there as well.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -124,6 +124,14 @@ def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> G
     return Group(slice(token, token + total), rows, width, there if padding else None, back, real)
 
 
+@dataclass(slots=True)
+class Trace:
+    """What the attention of every layer is given and gives, and over how many tokens it looks back."""
+
+    states: list[Tensor] = field(default_factory=list)  # queries, keys, values, output of one layer after another
+    windows: list[int | None] = field(default_factory=list)
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -131,13 +139,14 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     packing: Packing | None = None,
-    trace: list[Tensor] | None = None,
+    trace: Trace | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The library's `sdpa`, of every group by itself where the model reads a packed row."""
     if trace is not None:
         output, weights = attention(module, query, key, value, attention_mask, packing, **options)
-        trace += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
+        trace.states += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
+        trace.windows.append(options.get("sliding_window"))
         return output, weights
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if packing is None:
@@ -147,9 +156,16 @@ def attention(
         spread = [group.spread(states) for states in (query, key, value)]
         if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, group.width):
             spread = [states.float() for states in spread]
-        output = plain(module, *spread, None, **options)[0]
+        output = plain(module, *spread, _mask(group.width, options.get("sliding_window"), query.device), **options)[0]
         parts.append(group.joined(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
+
+
+def _mask(width: int, window: int | None, device: torch.device) -> Tensor | None:
+    """What each of `width` tokens attends to, `[1, 1, width, width]`, itself among `window`; None: all before it."""
+    if window is None or width <= window:
+        return None
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril().triu(1 - window)[None, None]
 
 
 def attends_in_fp32(device: str, bf16: bool, width: int) -> bool:
@@ -200,14 +216,19 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
 
 
 def _offers_attention(backbone: PreTrainedModel) -> bool:
-    """Whether a model calls attention by the library's interface, and attends to all that came before."""
-    layers = DynamicCache(config=backbone.config.get_text_config(decoder=True)).layers
+    """Whether a model calls attention by the library's interface, and attends to all that came before, or to the
+    last of it."""
     return (
         backbone.config._attn_implementation == "sdpa"
         and backbone._supports_attention_backend
         and {"position_ids", "kwargs"} <= inspect.signature(backbone.forward).parameters.keys()
-        and {type(layer) for layer in layers} == {DynamicLayer}
+        and {type(layer) for layer in _cached(backbone)} <= {DynamicLayer, DynamicSlidingWindowLayer}
     )
+
+
+def _cached(backbone: PreTrainedModel) -> Sequence[Any]:
+    """For each layer, what the library caches of it."""
+    return DynamicCache(config=backbone.config.get_text_config(decoder=True)).layers
 
 
 @torch.no_grad()
@@ -234,12 +255,18 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
 
 
 def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:
-    """What every layer's attention is given and gives, and the last hidden states, each `[N, D]`."""
-    trace: list[Tensor] = []
+    """What every layer's attention is given and gives, and the last hidden states, each `[N, D]`.
+
+    Raises ValueError where a layer's attention is not told of its sliding window, which a few tokens would not show.
+    """
+    trace = Trace()
     positions = torch.arange(shift, shift + ids.shape[1], device=ids.device)[None]
     options = {"position_ids": positions} if shift else {}
     states = read(backbone, ids, packing, trace=trace, **options)
-    return [*trace, states]
+    windows = [getattr(layer, "sliding_window", None) for layer in _cached(backbone)]
+    if trace.windows != windows:
+        raise ValueError(f"sliding windows of {windows}, of which attention is told {trace.windows}")
+    return [*trace.states, states]
 
 
 def _joined(parts: Sequence[list[Tensor]]) -> list[Tensor]:
