@@ -7,12 +7,15 @@ thirty layers of a trained model even that is lost in rounding, and both reading
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_log = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3}
 HALF_PRECISION = 0.1
@@ -46,21 +49,26 @@ Readings = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 """What `agree` compares: of the way that is tried, of the plain one, and of a deliberate mistake."""
 
 
-def alike(model: nn.Module, readings: Callable[[], Readings]) -> bool:
+def alike(model: nn.Module, readings: Callable[[], Readings], way: str) -> bool:
     """Whether the readings of a model agree as it is, or, where rounding may be all that parts them, in float32.
 
-    Not every half-precision model can be read in float32: some use the weights of their parts without calling these.
-    Errors of a reading, in either precision, are raised.
+    An error of a reading, in either precision, closes the `way` that is tried and is logged; too little memory is
+    raised, since it says nothing of the way.
     """
-    first = readings()
-    if agree(*first):
-        return True
-    if not any(each.dtype in HALVES for each in model.parameters()) or not all(
-        part.isfinite().all() for part in first[0]
-    ):
+    try:
+        first = readings()
+        if agree(*first):
+            return True
+        rounds = any(each.dtype in HALVES for each in model.parameters())
+        if not rounds or not all(part.isfinite().all() for part in first[0]):
+            return False
+        with in_float32(model):
+            return agree(*readings())
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model of unknown making does
+        _log.info("%s cannot be read by %s: %r", type(model).__name__, way, error)
         return False
-    with in_float32(model):
-        return agree(*readings())
 
 
 @contextmanager

@@ -245,13 +245,7 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
         wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
         return _traced(backbone, ids, packing=pack(lengths, ids.device)), expected, wrong
 
-    try:
-        return alike(backbone, readings)
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        _log.info("%s cannot read packed rows: %r", type(backbone).__name__, error)
-        return False
+    return alike(backbone, readings, "packed rows")
 
 
 def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:

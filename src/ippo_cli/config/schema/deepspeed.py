@@ -17,9 +17,7 @@ class DeepspeedConfig:
     offload_params: bool  # keep parameters in host memory (stage 3)
     reduce_bucket_size: PositiveInt  # elements per gradient reduction
     persistence_threshold: NonNegativeInt  # stage 3: smaller parameters stay whole on every rank
-    max_live_parameters: (
-        NonNegativeInt | None
-    )  # stage 3: elements kept whole, plus one parameter; null = 1/8 of a model up to 10^9
+    max_live_parameters: NonNegativeInt | None  # stage 3: elements kept whole, plus one parameter; null = 1/8, to 10^9
     micro_batch_tokens: PositiveInt  # tokens per forward and backward pass, per rank; changes rounding only
     forward_batch_tokens: PositiveInt  # tokens per forward without gradient (values, references); changes rounding only
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
