@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Ideal:
         self._model = model
         self._value = nn.Linear(model.config.hidden_size, 1).to(model.dtype).to(model.device)
         self._micro_batch_tokens = micro_batch_tokens
+        # transformers 5.24 renamed it.
+        self._cache_key = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def decode(self, turns: Sequence[TurnTokens]) -> float:
         """All rows together, turn by turn, with the keys and values of earlier turns. No sampling, no filters."""
@@ -79,7 +82,7 @@ class Ideal:
         lengths, model, device = sorted(turn.written, reverse=True), self._model, self._model.device
         cache.keep(turn.kept)
         ids = torch.full((len(lengths), turn.read), 5, device=device)
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=ids, **{self._cache_key: cache}, use_cache=True, logits_to_keep=1)
         # Everything is seen: a mask of four axes goes through as it is.
         mask = torch.zeros(1, 1, 1, 1, device=device, dtype=model.dtype)
         live = len(lengths)
@@ -91,7 +94,7 @@ class Ideal:
                 input_ids=ids[:live, :1],
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
+                **{self._cache_key: cache},
                 use_cache=True,
             )
 

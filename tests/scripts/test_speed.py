@@ -98,7 +98,8 @@ def test_ideal_decoding_goes_on_with_what_earlier_turns_left() -> None:
     seen: list[int] = []
 
     def watch(module: object, given: tuple[object, ...], options: dict[str, object]) -> None:
-        ids, cache = options["input_ids"], options["past_key_values"]
+        ids = options["input_ids"]
+        cache = options.get("cache", options.get("past_key_values"))
         read.append(tuple(ids.shape))  # type: ignore[attr-defined]
         seen.append(cache.get_seq_length())  # type: ignore[attr-defined]
 

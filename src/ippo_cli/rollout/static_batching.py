@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from ippo_cli.rollout.continuous_batching import language_model
 
@@ -69,14 +70,21 @@ class StaticBatching:
     def _forward(self, ids: Tensor) -> Tensor:
         width = ids.shape[1]
         # Recurrent state holds no columns that a mask could hide: only the prompt needs one.
-        options: dict[str, Any] = {"attention_mask": None if "cache_params" in self._state else self._mask}
+        columns = not self._state or any(_has_columns(cache) for cache in self._state.values())
+        options: dict[str, Any] = {"attention_mask": self._mask if columns else None}
         if "position_ids" in self._accepts:
             options["position_ids"] = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -width:]
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = 1
         output = self._model(input_ids=ids, use_cache=True, **options, **self._state)
-        self._state = {name: output[name] for name in ("past_key_values", "cache_params") if name in output}
+        # By type: a cache has three names, by model and by version of transformers.
+        self._state = {name: value for name, value in output.items() if isinstance(value, Cache)}
         return output.logits[:, -1]
+
+
+def _has_columns(cache: Cache) -> bool:
+    """Whether any layer holds keys and values, one column for each token read."""
+    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
 class Recompute:
