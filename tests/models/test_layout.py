@@ -13,6 +13,7 @@ from rows import everything, rollout
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ippo_cli.models import prefixes
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig
 from ippo_cli.models.layout import build_sequences, row_tokens, token_budget_batches
@@ -108,6 +109,7 @@ def test_tokens_of_detached_turns_are_counted() -> None:
 ROWS = [  # prompt, response, mask, detached turns
     ([5, 6, 7], [8, 9, 10, 11, 12], [1, 1, 0, 0, 1], []),
     ([5], [6, 7, 8, 9, 10, 11, 12, 13], [1, 0, 1, 1, 0, 1, 0, 0], []),
+    ([5, 6, 7], [8, 9, 10, 11, 30], [0, 1, 0, 0, 1], []),
     ([14, 15], [], [], []),
     ([16, 17], [18, 19], [0, 0], []),  # told something, and never asked
     ([20, 21, 22, 23], [24], [1], []),
@@ -138,16 +140,20 @@ def read_alone(policy: Policy, before: list[int], token: int | None) -> tuple[Te
 
 
 @pytest.mark.parametrize("final", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("rows", [ROWS[:5], ROWS], ids=["holes", "detached"])
+@pytest.mark.parametrize("way", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("rows", [ROWS[:6], ROWS], ids=["holes", "detached"])
 def test_rows_are_read_like_every_state_by_itself_and_holes_are_not_trained_on(
-    rows: list[Any], packed: bool, final: bool
+    rows: list[Any], way: str, final: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefixes, "SHORTEST", 1)
     policy = a_policy()
     prompts, responses, masks, turns = (list(part) for part in zip(*rows, strict=True))
     detached = [[DetachedTurn(column=column, prompt=prompt) for column, prompt in own] for own in turns]
     made = rollout(prompts, responses, masks, pad=39, detached=detached)
-    sequences = build_sequences(made, everything(made), packed=packed, final=final)
+    packed, shared = way != "padded", way == "shared"
+    sequences = build_sequences(made, everything(made), packed=packed, share_prefixes=shared, final=final)
+    if shared:
+        assert sequences.input_ids.numel() < build_sequences(made, everything(made), packed=True).input_ids.numel()
     output = policy(sequences, temperature=1.0, chunk_tokens=100)
     assert torch.equal(sequences.response_mask, made.response_mask)
     logprobs, values = torch.zeros(made.response_mask.shape), torch.zeros(made.response_mask.shape)
@@ -228,6 +234,27 @@ def test_batches_are_not_smaller_than_they_need_be() -> None:
     assert [batch.tolist() for batch in token_budget_batches(lengths, 19, packed=True)] == [[1, 3, 0], [2, 4]]
     assert len(token_budget_batches(torch.tensor([5] * 8), 20, packed=False)) == 2
     assert len(token_budget_batches(torch.tensor([30, 1]), 20, packed=False)) == 2, "a row above the budget goes alone"
+
+
+def test_rows_that_belong_together_follow_one_another_in_the_place_of_their_longest() -> None:
+    lengths, prompts = torch.tensor([2, 9, 7, 8, 5]), ["a", "b", "c", "a", "b"]
+    batches = token_budget_batches(lengths, 14, packed=True, together=prompts)
+    assert [batch.tolist() for batch in batches] == [[1, 4], [3, 0], [2]]
+    alone = token_budget_batches(lengths, 14, packed=True, together=range(5))
+    assert [batch.tolist() for batch in alone] == [
+        batch.tolist() for batch in token_budget_batches(lengths, 14, packed=True)
+    ]
+
+
+def test_a_hand_worked_row_has_its_shared_prefix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "SHORTEST", 2)
+    made = rollout([[5, 6], [4], [5, 6]], [[7, 2], [9, 8, 2], [7, 3, 2]], [[1, 1], [1, 1, 1], [1, 1, 1]])
+    sequences = build_sequences(made, everything(made), packed=True, share_prefixes=True)
+    assert sequences.input_ids.tolist() == [[4, 9, 8, 2, 5, 6, 7, 3, 2, 2]]
+    assert sequences.packing is not None
+    assert sequences.packing.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 3]]
+    # What follows the prompt [5, 6] is said in one place for both rows, and what follows their 7 as well.
+    assert sequences.state.tolist() == [[5, 6, 9, 9], [0, 1, 2, 3], [5, 6, 7, 8]]
 
 
 def test_there_is_no_batch_without_a_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from ippo_cli.models import packing
 from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.load import checkpoint_activations
-from ippo_cli.models.packing import PACKED, Packing, enable_packing, pack, read
+from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, pack, read
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -90,6 +91,20 @@ def alibi() -> PreTrainedModel:
     return BloomForCausalLM(BloomConfig(**shape)).eval().base_model
 
 
+def whole(lengths: list[int], suffixes: list[Suffixes]) -> list[list[int]]:
+    """Of a packed row, the places of every whole sequence: of those that share nothing, then of those that go on."""
+    place, starts = 0, []
+    for length in [*lengths, *(length for each in suffixes for length in each.lengths)]:
+        starts.append(list(range(place, place + length)))
+        place += length
+    shared = [starts[each.of] for each in suffixes for _ in each.lengths]
+    rests = starts[len(lengths) :]
+    used = {each.of for each in suffixes}
+    return [starts[number] for number in range(len(lengths)) if number not in used] + [
+        before + rest for before, rest in zip(shared, rests, strict=True)
+    ]
+
+
 def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat([read(model, part, None) for part in ids.split(lengths, dim=1)])
 
@@ -112,16 +127,51 @@ def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: li
     assert torch.allclose(*gradients, atol=1e-5 * float(gradients[1].abs().max()))
 
 
-def test_gradient_checkpointing_reads_the_row_the_same_way_again() -> None:
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma3])
+@pytest.mark.parametrize(
+    ("lengths", "suffixes"),
+    [
+        ([5], [Suffixes(0, [4, 1])]),
+        ([9, 6, 3], [Suffixes(0, [3, 3]), Suffixes(2, [20, 12, 2])]),
+        ([3], [Suffixes(0, [60, 40, 1, 1, 1])]),  # attends as several groups
+    ],
+)
+def test_what_goes_on_from_a_shared_prefix_reads_like_whole_sequences(
+    make: Any, lengths: list[int], suffixes: list[Suffixes]
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    assert enable_packing(model)
+    places = whole(lengths, suffixes)
+    row = torch.randint(0, VOCABULARY, (1, sum(lengths) + sum(sum(each.lengths) for each in suffixes)))
+    weights = torch.randn(sum(map(len, places)), 32)
+
+    def together() -> Tensor:
+        states = read(model, row, pack(lengths, row.device, suffixes))
+        return torch.cat([states[place] for place in places])
+
+    found, gradients = [], []
+    for reading in (together, lambda: torch.cat([read(model, row[:, place], None) for place in places])):
+        model.zero_grad()
+        states = reading()
+        (states * weights).sum().backward()
+        found.append(states.detach())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(*gradients, atol=1e-5 * float(gradients[1].abs().max()))
+
+
+@pytest.mark.parametrize("suffixes", [[], [Suffixes(1, [2, 1])]])
+def test_gradient_checkpointing_reads_the_row_the_same_way_again(suffixes: list[Suffixes]) -> None:
     torch.manual_seed(0)
     model, lengths = llama(), [7, 4, 2]
     assert enable_packing(model)
-    ids, gradients = torch.randint(0, VOCABULARY, (1, 13)), []
+    ids, gradients = torch.randint(0, VOCABULARY, (1, 13 + 3 * len(suffixes))), []
     for checkpointing in (False, True):
         if checkpointing:
             checkpoint_activations(model)
         model.train().zero_grad()
-        read(model, ids, pack(lengths, ids.device)).square().sum().backward()
+        read(model, ids, pack(lengths, ids.device, suffixes)).square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients, rtol=1e-5)
 
@@ -209,8 +259,8 @@ def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed(error
 def misplaced(by: int) -> Any:
     """`pack`, with all sequences but the first so many positions too far."""
 
-    def made(lengths: list[int], device: torch.device) -> Packing:
-        right = pack(lengths, device)
+    def made(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
+        right = pack(lengths, device, suffixes)
         positions = right.positions.clone()
         positions[:, lengths[0] :] += by
         return Packing(positions, right.groups)
@@ -218,16 +268,36 @@ def misplaced(by: int) -> Any:
     return made
 
 
+def begun_anew(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
+    """`pack`, with positions of what goes on from a prefix as of sequences of their own."""
+    right = pack(lengths, device, suffixes)
+    positions = right.positions.clone()
+    place = sum(lengths)
+    for each in suffixes:
+        for length in each.lengths:
+            positions[:, place : place + length] -= lengths[each.of]
+            place += length
+    return Packing(positions, right.groups)
+
+
+def blind(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
+    """`pack`, with what goes on from a prefix attending to itself alone."""
+    right = pack(lengths, device, suffixes)
+    return Packing(right.positions, tuple(replace(group, prefix=slice(0, 0)) for group in right.groups))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma3])
 def test_positions_off_by_one_are_noticed_in_every_precision(
-    make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
+    caplog.set_level("INFO")
     model = make().to(dtype)
-    for by in (1, 3):
-        monkeypatch.setattr(packing, "pack", misplaced(by))
+    for wrong in (misplaced(1), misplaced(3), begun_anew, blind):
+        monkeypatch.setattr(packing, "pack", wrong)
         assert not enable_packing(model)
+    assert "cannot be read" not in caplog.text, "no reading raised"
     monkeypatch.setattr(packing, "pack", pack)
     assert enable_packing(model)
 
@@ -253,10 +323,18 @@ def test_a_model_that_was_not_seen_to_read_packed_rows_is_given_none() -> None:
         read(model, ids, pack([3, 2], ids.device))
 
 
-def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model = llama()
-    monkeypatch.setattr(packing, "pack", lambda lengths, device: pack([sum(lengths)], device))  # one long sequence
+    caplog.set_level("INFO")
+
+    def one_long(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
+        return pack([sum(lengths) + sum(sum(each.lengths) for each in suffixes)], device)
+
+    monkeypatch.setattr(packing, "pack", one_long)
     assert not enable_packing(model)
+    assert "cannot be read" not in caplog.text
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -8,6 +8,8 @@ from host_reads import HostReads
 from small import a_trainer, experience_of
 
 from ippo_cli.agents.learner import Learner
+from ippo_cli.models import prefixes
+from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.team_update import update_team
 from ippo_cli.types import StepContext
 
@@ -138,6 +140,32 @@ def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(t
         assert other.keys() == plain.keys()
         for name, value in plain.items():
             assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head", "centralized"])
+def test_what_rows_begin_with_alike_is_read_once_and_changes_rounding_only(tmp_path, monkeypatch, critic):
+    monkeypatch.setattr(prefixes, "SHORTEST", 2)
+    build, tokens = build_sequences, [0]
+
+    def built(*given, **options):
+        made = build(*given, **options)
+        tokens[-1] += made.input_ids.numel()
+        return made
+
+    monkeypatch.setattr("ippo_cli.agents.learner.build_sequences", built)
+    common = ("algorithm=mappo" if critic == "centralized" else "algorithm=ppo", f"critic={critic}")
+    common += ("rollout.num_generations=4", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1")
+    (shared, weights), *others = (
+        (one_iteration(tmp_path, *common, *keys), tokens.append(0))[0]
+        for keys in ((), ("deepspeed.micro_batch_tokens=60",), ("deepspeed.share_prefixes=false",))
+    )
+    assert tokens[0] < 0.9 * tokens[2]
+    for row, other in others:
+        for name, value in shared.items():
+            assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+        for name, value in weights.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

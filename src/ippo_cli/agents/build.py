@@ -269,6 +269,7 @@ def _actor_learner(
         ppo_epochs=agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
+        share_prefixes=config.deepspeed.share_prefixes,
     )
 
 
@@ -314,6 +315,7 @@ def _critic_learner(
         ppo_epochs=critic.ppo_epochs or agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
+        share_prefixes=config.deepspeed.share_prefixes,
     )
 
 

@@ -36,6 +36,7 @@ class Learner:
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
+    share_prefixes: bool  # whether what packed rows begin with alike is read once
     layout: Layout | None = None  # of the views that it reads in place of its agents' rows; None: it reads the rows
     skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
 
@@ -61,8 +62,11 @@ class Learner:
         return bool(self.engine.module.packs)
 
     def batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
-        """Row numbers of the rollout in batches of that many tokens."""
-        return token_budget_batches(row_tokens(rollout, packed=self.packs), tokens, packed=self.packs)
+        """Row numbers of the rollout in batches of that many tokens; responses to one prompt may share it there."""
+        prompts = None
+        if self.packs and self.share_prefixes:
+            prompts = [row.tobytes() for row in rollout.prompt_ids.cpu().numpy()]
+        return token_budget_batches(row_tokens(rollout, packed=self.packs), tokens, packed=self.packs, together=prompts)
 
     def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
@@ -71,13 +75,16 @@ class Learner:
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
             progress.made()
-            yield rows, build_sequences(rollout, rows, packed=self.packs, final=final)
+            yield rows, self._built(rollout, rows, final=final)
 
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
         """The losses of one micro-batch, by the stage that their metrics are named after."""
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
-        sequences = build_sequences(batch.rollout, rows, packed=self.packs, final=self.objective.reads_final)
+        sequences = self._built(batch.rollout, rows, final=self.objective.reads_final)
         return self.objective.losses(self.engine, sequences, batch, context)
+
+    def _built(self, rollout: Rollout, rows: Tensor, *, final: bool) -> Sequences:
+        return build_sequences(rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final)
 
     def save_pretrained(
         self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase, *, merged: bool

@@ -53,6 +53,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "ppo_micro_batch_size_per_gpu": "deepspeed.micro_batch_tokens",
         "log_prob_micro_batch_size": "deepspeed.micro_batch_tokens",
         "use_dynamic_bsz": "deepspeed.micro_batch_tokens",
+        "use_prefix_grouper": "deepspeed.share_prefixes",
+        "use_remove_padding": "deepspeed.pack_sequences",
         "ppo_max_token_len_per_gpu": "deepspeed.micro_batch_tokens",
         "clip_ratio": "algorithm.clip_range_low and algorithm.clip_range_high",
         "clip_ratio_low": "algorithm.clip_range_low",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ippo_cli.models.packing import Packing, pack
+from ippo_cli.models.packing import Packing, Suffixes, pack
+from ippo_cli.models.prefixes import LEAST_SHARE, families
 from ippo_cli.types import Rollout
 
 
@@ -40,9 +43,12 @@ class _Parts:
     of: Tensor  # [b, R + 1] the part in which the state before a column is read
 
 
-def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool = True) -> Sequences:
+def build_sequences(
+    rollout: Rollout, rows: Tensor, *, packed: bool, share_prefixes: bool = False, final: bool = True
+) -> Sequences:
     """The given rows as a model reads them; `R` is trimmed to the columns they use.
 
+    `share_prefixes`: whether what several packed sequences begin with is read once.
     `final` asks for the state after all `length` columns. Without it nothing is read from the last action token on: no
     state but those after it needs it.
     """
@@ -60,12 +66,14 @@ def build_sequences(rollout: Rollout, rows: Tensor, *, packed: bool, final: bool
     real = torch.cat([parts.prompt_mask, inside & (columns[:-1] < end[:, None])], dim=1)
     ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
     counts = real.sum(dim=1)
-    arranged = _packed if packed else _padded
-    input_ids, starts, packing = arranged(ids, real, counts)
+    if packed:
+        input_ids, places, packing = _packed(ids, real, counts.tolist(), share_prefixes)
+    else:
+        input_ids, places, packing = _padded(ids, real, counts)
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # of the state before column 0, were it in the part
     return Sequences(
         input_ids=input_ids,
-        state=starts[parts.of] + torch.minimum(offset[parts.of] + columns, counts[parts.of] - 1),
+        state=places[parts.of, torch.minimum(offset[parts.of] + columns, counts[parts.of] - 1)],
         response_ids=response_ids,
         response_mask=response_mask,
         lengths=lengths,
@@ -126,28 +134,64 @@ def row_tokens(rollout: Rollout, *, packed: bool) -> Tensor:
     return tokens.new_tensor([sum(own) if packed else len(own) * longest for own in sizes])
 
 
-def _packed(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Packing]:
-    """Tokens `[1, N]`, longest row first, the place of each row's first, and how they come apart."""
-    order = torch.sort(counts, descending=True, stable=True).indices
-    ends = counts[order].cumsum(0)
-    starts = torch.empty_like(counts).scatter_(0, order, ends - counts[order])
-    return ids[order][real[order]][None], starts, pack(counts[order].tolist(), ids.device)
+def _packed(ids: Tensor, real: Tensor, counts: list[int], share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
+    """Tokens `[1, N]`, longest first, the place of every token of each sequence `[s, L]`, and how they come apart.
+
+    Shared prefixes stand among the sequences that share nothing; what goes on from them comes behind all of these.
+    """
+    sequences = [row.numpy() for row in ids[real].cpu().split(counts)]
+    least_share = LEAST_SHARE.get(ids.device.type, LEAST_SHARE["cuda"])
+    shared = families(sequences, least_share) if share_prefixes else ()
+    alone = set(range(len(counts))).difference(*(family.members for family in shared))
+    whole = [((number,), counts[number]) for number in sorted(alone)]
+    whole += [(family.members, family.prefix) for family in shared]
+    whole.sort(key=lambda entry: -entry[1])
+    tokens: list[np.ndarray] = []
+    places = np.zeros((len(counts), max(counts)), dtype=np.int64)
+    row = 0
+
+    def put(members: Sequence[int], begin: int, end: int) -> None:
+        nonlocal row
+        tokens.append(sequences[members[0]][begin:end])
+        places[list(members), begin:end] = np.arange(row, row + end - begin)
+        row += end - begin
+
+    for members, size in whole:
+        put(members, 0, size)
+    suffixes: list[Suffixes] = []
+    for place, (members, prefix) in enumerate(whole):
+        if len(members) == 1:
+            continue
+        longest_first = sorted(members, key=lambda number: -counts[number])
+        suffixes.append(Suffixes(place, [counts[number] - prefix for number in longest_first]))
+        for number in longest_first:
+            put((number,), prefix, counts[number])
+    row_ids = torch.from_numpy(np.concatenate(tokens))[None].to(ids.device)
+    packing = pack([size for _, size in whole], ids.device, suffixes)
+    return row_ids, torch.from_numpy(places).to(ids.device), packing
 
 
 def _padded(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Tokens `[b, L]`, zeros after each row, and the place of each row's first."""
+    """Tokens `[b, L]`, zeros after each row, and the place of every token of each."""
     order = torch.sort(~real, dim=1, stable=True).indices
     total = int(counts.max())
-    return (ids * real).gather(1, order)[:, :total], torch.arange(len(ids), device=ids.device) * total, None
+    places = torch.arange(len(ids) * total, device=ids.device).view(-1, total)
+    return (ids * real).gather(1, order)[:, :total], places, None
 
 
-def token_budget_batches(lengths: Tensor, budget: int, *, packed: bool) -> list[Tensor]:
+def token_budget_batches(
+    lengths: Tensor, budget: int, *, packed: bool, together: Sequence[Hashable] | None = None
+) -> list[Tensor]:
     """Row numbers in batches of similar length, longest first, that stay within `budget` tokens.
 
     Padded rows count as long as their batch's longest. A single row longer than the budget is a batch of its own.
+    Of packed rows those whose entry of `together` is the same follow one another, in the place of their longest.
     """
     order = torch.sort(lengths, descending=True, stable=True).indices.tolist()
     sizes = lengths.tolist()
+    if together is not None:
+        first = {key: place for place, key in reversed([*enumerate(together[row] for row in order)])}
+        order.sort(key=lambda row: first[together[row]])
     batches: list[list[int]] = []
     room = 0
     for row in order:

@@ -3,6 +3,8 @@
 The model reads `[1, N]` with positions that start anew for every sequence. An attention function of our own, which the
 model calls through the library's attention interface, takes the row apart: sequences of similar length attend
 together, and only there, where it costs little, is padding computed. Sliding windows are masked there as well.
+
+Sequences that begin alike may have their first tokens in the row once: a suffix attends to its prefix and to itself.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +32,8 @@ _log = logging.getLogger(__name__)
 PACKED = "ippo_cli_packed"
 """Our name among the library's attention functions; without a `packing` it is its `sdpa`."""
 
-PROBE = (24, 17, 9)
-"""Lengths of the sequences that a model is tried on."""
+PROBE, PROBE_PREFIX = (24, 17, 9), 5
+"""Lengths of the sequences that a model is tried on, and of what the last two begin with."""
 
 PADDING = {"cpu": 128, "cuda": 65536}
 """Padded places that cost as much as one more group: arithmetic there, memory traffic and launches here."""
@@ -49,6 +52,7 @@ class Group:
     there: Tensor | None  # [rows * width] for each place the token that stands in it; None where no place is padding
     back: Tensor  # [tokens] the place of each token
     real: Tensor  # [rows * width] bool: False where a place is padding, and some token stands in for none
+    prefix: slice  # the part of the row that comes before each of them; empty where they are whole
 
     def spread(self, states: Tensor) -> Tensor:
         """`[1, heads, N, size]` to `[rows, heads, width, size]`."""
@@ -57,6 +61,13 @@ class Group:
             part = _Moved.apply(part, self.there, self.back, None)
         _, heads, _, size = part.shape
         return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
+
+    def with_prefix(self, states: Tensor) -> Tensor:
+        """`[1, heads, N, size]` to `[rows, heads, prefix + width, size]`: what all of them begin with, and each."""
+        own = self.spread(states)
+        if self.prefix.start == self.prefix.stop:
+            return own
+        return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
 
     def joined(self, states: Tensor) -> Tensor:
         """`[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
@@ -93,27 +104,40 @@ class _Moved(torch.autograd.Function):
         return (moved * real[0][:, None] if real else moved), None, None, None
 
 
-def pack(lengths: Sequence[int], device: torch.device) -> Packing:
-    """The packing of sequences of these lengths, longest first."""
-    counts = torch.tensor(lengths, device=device)
-    starts = counts.cumsum(0) - counts
-    total = sum(lengths)
-    # Told how many there will be, the host need not wait for the device to count.
-    positions = torch.arange(total, device=device) - starts.repeat_interleave(counts, output_size=total)
+@dataclass(frozen=True, slots=True)
+class Suffixes:
+    """Sequences that go on from one prefix, itself a sequence of the row."""
+
+    of: int  # the number of that sequence
+    lengths: Sequence[int]  # longest first
+
+
+def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
+    """The packing of sequences of these lengths, longest first, and behind them what goes on from some of them."""
+    parts = [(0, 0, lengths)]  # where their prefix begins, its length, their own lengths
+    parts += [(sum(lengths[: each.of]), lengths[each.of], each.lengths) for each in suffixes]
+    positions: list[Tensor] = []
     groups: list[Group] = []
-    first, spare = 0, PADDING.get(device.type, PADDING["cuda"])
-    token = 0
-    while first < len(lengths):
-        width, padding, last = lengths[first], 0, first
-        while last < len(lengths) and padding + width - lengths[last] <= spare:
-            padding += width - lengths[last]
-            last += 1
-        groups.append(_group(counts[first:last], token, last - first, width, padding))
-        token, first = groups[-1].tokens.stop, last
-    return Packing(positions[None], tuple(groups))
+    token, spare = 0, PADDING.get(device.type, PADDING["cuda"])
+    for start, before, own in parts:
+        counts = torch.tensor(own, device=device)
+        total = sum(own)
+        # Told how many there will be, the host need not wait for the device to count.
+        begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
+        positions.append(before + torch.arange(total, device=device) - begins)
+        first = 0
+        while first < len(own):
+            width, padding, last = own[first], 0, first
+            while last < len(own) and padding + width - own[last] <= spare:
+                padding += width - own[last]
+                last += 1
+            prefix = slice(start, start + before)
+            groups.append(_group(counts[first:last], token, last - first, width, padding, prefix))
+            token, first = groups[-1].tokens.stop, last
+    return Packing(torch.cat(positions)[None], tuple(groups))
 
 
-def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> Group:
+def _group(counts: Tensor, token: int, rows: int, width: int, padding: int, prefix: slice) -> Group:
     total = rows * width - padding
     columns = torch.arange(width, device=counts.device)
     real = (columns < counts[:, None]).flatten()
@@ -121,7 +145,7 @@ def _group(counts: Tensor, token: int, rows: int, width: int, padding: int) -> G
     there = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
     before = torch.arange(rows, device=counts.device) * width - starts  # places that are not tokens, up to each row
     back = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
-    return Group(slice(token, token + total), rows, width, there if padding else None, back, real)
+    return Group(slice(token, token + total), rows, width, there if padding else None, back, real, prefix)
 
 
 @dataclass(slots=True)
@@ -153,19 +177,24 @@ def attention(
         return plain(module, query, key, value, attention_mask, **options)
     parts = []
     for group in packing.groups:
-        spread = [group.spread(states) for states in (query, key, value)]
-        if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, group.width):
+        spread = [group.spread(query), group.with_prefix(key), group.with_prefix(value)]
+        width = spread[1].shape[2]
+        if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, width):
             spread = [states.float() for states in spread]
-        output = plain(module, *spread, _mask(group.width, options.get("sliding_window"), query.device), **options)[0]
+        mask = _mask(group.width, width, options.get("sliding_window"), query.device)
+        output = plain(module, *spread, mask, **options)[0]
         parts.append(group.joined(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
 
 
-def _mask(width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """What each of `width` tokens attends to, `[1, 1, width, width]`, itself among `window`; None: all before it."""
-    if window is None or width <= window:
+def _mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
+    """What each of the last `own` of `width` tokens attends to, `[1, 1, own, width]`: what stands before it and itself,
+    or the last `window` of these. None where that is what the library takes no mask for."""
+    if own == width and (window is None or width <= window):
         return None
-    return torch.ones(width, width, dtype=torch.bool, device=device).tril().triu(1 - window)[None, None]
+    mask, before = torch.ones(own, width, dtype=torch.bool, device=device), width - own
+    mask = mask.tril(before)
+    return (mask if window is None else mask.triu(before + 1 - window))[None, None]
 
 
 def attends_in_fp32(device: str, bf16: bool, width: int) -> bool:
@@ -233,17 +262,27 @@ def _cached(backbone: PreTrainedModel) -> Sequence[Any]:
 
 @torch.no_grad()
 def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
-    """Whether a few sequences in one row are read as one by one, and can be told from positions that are off by one."""
+    """Whether a few sequences in one row, of which two begin alike, are read as one by one, and can be told from
+    positions that are off by one."""
     config = backbone.config.get_text_config(decoder=True)
     room = (getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
-    lengths = [max(min(length, room), 1) for length in PROBE]
-    ids = probe_ids(sum(lengths), config.vocab_size, backbone.device)
-    parts = ids.split(lengths, dim=1)
+    lengths = [max(min(length, room), 2) for length in PROBE]
+    prefix = min(PROBE_PREFIX, lengths[-1] - 1)
+    first, *others = probe_ids(sum(lengths), config.vocab_size, backbone.device).split(lengths, dim=1)
+    begin = others[0][:, :prefix]
+    rests = [part[:, prefix:] for part in others]
+    parts = [first, *(torch.cat([begin, rest], dim=1) for rest in rests)]
+    ids = torch.cat([first, begin, *rests], dim=1)
+    packed = partial(pack, [lengths[0], prefix], ids.device, [Suffixes(1, [rest.shape[1] for rest in rests])])
+    places = torch.arange(ids.shape[1], device=ids.device).split(
+        [lengths[0], prefix, *(rest.shape[1] for rest in rests)]
+    )
+    whole = torch.cat([places[0], *(part for rest in places[2:] for part in (places[1], rest))])
 
     def readings() -> Readings:
         expected = _joined([_traced(backbone, part) for part in parts])
         wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
-        return _traced(backbone, ids, packing=pack(lengths, ids.device)), expected, wrong
+        return [entry[whole] for entry in _traced(backbone, ids, packing=packed())], expected, wrong
 
     return alike(backbone, readings, "packed rows")
 

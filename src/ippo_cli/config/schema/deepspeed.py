@@ -21,4 +21,5 @@ class DeepspeedConfig:
     micro_batch_tokens: PositiveInt  # tokens per forward and backward pass, per rank; changes rounding only
     forward_batch_tokens: PositiveInt  # tokens per forward without gradient (values, references); changes rounding only
     pack_sequences: bool  # train on rows put one after another instead of padded, where a model's attention allows it
+    share_prefixes: bool  # read what several packed rows begin with alike once; changes rounding only
     logit_chunk_tokens: PositiveInt | None  # response tokens whose logits exist at once; null = 64 million logits

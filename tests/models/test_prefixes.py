@@ -1,0 +1,64 @@
+"""Sequences that begin alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ippo_cli.models import prefixes
+from ippo_cli.models.prefixes import Family, families
+
+SHORT = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(np.array), max_size=9)
+
+
+def saved(found: tuple[Family, ...]) -> int:
+    return sum(family.prefix * (len(family.members) - 1) for family in found)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHORT, st.sampled_from([0.0, 0.5]), st.integers(1, 4))
+def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
+    sequences: list[np.ndarray], least_share: float, shortest: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefixes, "SHORTEST", shortest)
+        found = families(sequences, least_share)
+    members = [number for family in found for number in family.members]
+    assert len(members) == len(set(members))
+    for family in found:
+        own = [sequences[number] for number in family.members]
+        assert len(own) >= 2
+        assert family.prefix >= max(shortest, least_share * max(map(len, own)))
+        assert all(len(each) > family.prefix for each in own)
+        assert len({each[: family.prefix].tobytes() for each in own}) == 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHORT, st.integers(1, 4))
+def test_no_single_prefix_saves_more(sequences: list[np.ndarray], shortest: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefixes, "SHORTEST", shortest)
+        found = families(sequences, 0.0)
+    best = 0
+    for sequence in sequences:
+        for size in range(shortest, len(sequence)):
+            alike = sum(len(each) > size and (each[:size] == sequence[:size]).all() for each in sequences)
+            best = max(best, size * (alike - 1))
+    assert saved(found) >= best
+
+
+def test_responses_to_a_prompt_are_a_family_and_so_are_prompts_with_one_system_message() -> None:
+    rng = np.random.default_rng(0)
+    system, prompts = rng.integers(0, 90, 20), [rng.integers(0, 90, 30) for _ in range(3)]
+    answers = [np.concatenate([system, prompts[n % 3], rng.integers(0, 90, 10 + n)]) for n in range(6)]
+    assert {(tuple(sorted(each.members)), each.prefix) for each in families(answers, 1 / 16)} == {
+        ((0, 3), 50),
+        ((1, 4), 50),
+        ((2, 5), 50),
+    }
+    (family,) = families(answers[:3], 1 / 16)
+    assert (sorted(family.members), family.prefix) == ([0, 1, 2], 20)
+    assert families(answers[:3], 1 / 2) == ()  # 20 of 62
+    assert families([], 1 / 16) == families(answers[:1], 1 / 16) == ()
