@@ -67,7 +67,7 @@ def build_sequences(
     ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
     counts = real.sum(dim=1)
     if packed:
-        input_ids, places, packing = _packed(ids, real, counts.tolist(), share_prefixes)
+        input_ids, places, packing = _packed(ids, real, share_prefixes)
     else:
         input_ids, places, packing = _padded(ids, real, counts)
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # of the state before column 0, were it in the part
@@ -134,12 +134,13 @@ def row_tokens(rollout: Rollout, *, packed: bool) -> Tensor:
     return tokens.new_tensor([sum(own) if packed else len(own) * longest for own in sizes])
 
 
-def _packed(ids: Tensor, real: Tensor, counts: list[int], share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
+def _packed(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
     """Tokens `[1, N]`, longest first, the place of every token of each sequence `[s, L]`, and how they come apart.
 
     Shared prefixes stand among the sequences that share nothing; what goes on from them comes behind all of these.
     """
-    sequences = [row.numpy() for row in ids[real].cpu().split(counts)]
+    sequences = [row[own] for row, own in zip(ids.cpu().numpy(), real.cpu().numpy(), strict=True)]
+    counts = [len(sequence) for sequence in sequences]
     least_share = LEAST_SHARE.get(ids.device.type, LEAST_SHARE["cuda"])
     shared = families(sequences, least_share) if share_prefixes else ()
     alone = set(range(len(counts))).difference(*(family.members for family in shared))

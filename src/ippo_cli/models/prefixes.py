@@ -1,5 +1,7 @@
-"""Which sequences begin alike, so that what they have in common is read once: as in Liu et al. 2025 (Prefix Grouper,
-arXiv 2506.05433), for any prefixes and not those of one prompt's responses alone."""
+"""Which sequences begin alike, so that what they have in common is read once.
+
+As in Liu et al. 2025 (Prefix Grouper, arXiv 2506.05433), but for any prefixes, not for prompts alone.
+"""
 
 from __future__ import annotations
 
