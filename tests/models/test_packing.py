@@ -35,7 +35,7 @@ from ippo_cli.models import packing
 from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.load import checkpoint_activations
-from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, pack, read
+from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, neighbours, pack, read
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -351,7 +351,7 @@ def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) ->
         assert group.width == own[0]
         assert group.rows * group.width - sum(own) <= packing.PADDING["cpu"]
         numbers = torch.arange(sum(lengths), dtype=torch.float)[None, None, :, None]
-        spread = group.spread(numbers)
+        spread = group.spread(numbers[:, :, group.tokens])
         assert spread.shape == (group.rows, 1, group.width, 1)
         starts = [token + sum(own[:number]) for number in range(group.rows)]
         for number, (start, length) in enumerate(zip(starts, own, strict=True)):
@@ -359,6 +359,16 @@ def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) ->
         assert torch.equal(group.joined(spread.transpose(1, 2))[0, :, 0, 0], numbers[0, 0, group.tokens, 0])
         row, token = row + group.rows, token + sum(own)
     assert (row, token) == (len(lengths), sum(lengths))
+
+
+def test_a_long_row_does_not_make_short_ones_attend_over_its_length() -> None:
+    lengths = [2048, *[64] * 255]
+    there = sum(length**2 for length in lengths)
+    for device in ("cpu", "cuda"):
+        parts = [lengths[part] for part in neighbours(lengths, device)]
+        assert sum(parts, []) == lengths
+        assert len(parts) <= 3
+        assert sum(len(part) * part[0] ** 2 for part in parts) < 3 * there
 
 
 def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_tokens() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from transformers import GenerationConfig
 
 from ippo_cli.rollout import continuous_batching, kv_cache
 from ippo_cli.rollout import decode as decoding
+from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.rollout.kv_cache import KVCacheGroup
+from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 
 FILTERED = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3}
@@ -64,6 +67,35 @@ def test_no_setting_of_the_machinery_changes_what_is_sampled(
         monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", groups)
         monkeypatch.setattr(decoding, "REFILL_SHARE", share)
         same(asked.decoded(llama, batch_size=4), expected)
+
+
+@pytest.mark.parametrize("way", [ContinuousBatching, StaticBatching, Recompute])
+@pytest.mark.parametrize("prompt_tokens", [8192, 10])
+def test_equal_prompts_go_on_as_if_each_were_read(
+    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any, prompt_tokens: int
+) -> None:
+    repeated = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0])
+    expected = repeated.decoded(llama, batch_size=1)
+    monkeypatch.setattr(decoding, "model_runner_for", way)
+    monkeypatch.setattr(decoding, "PROMPT_TOKENS", prompt_tokens)
+    for batch_size in (2, 4, 9):
+        same(repeated.decoded(llama, batch_size=batch_size), expected)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "shapes"), [(8192, [(4, 9)]), (20, [(2, 9), (2, 2)]), (8, [(1, 9), (1, 9)])])
+def test_equal_prompts_are_read_once(
+    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, shapes: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(decoding, "PROMPT_TOKENS", prompt_tokens)
+    repeated, read = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0]), []
+    repeated.decoded(llama, max_new_tokens=1)  # whatever is tried on a model has been tried
+    llama.register_forward_pre_hook(lambda *given: read.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
+    repeated.decoded(llama, batch_size=9, max_new_tokens=1)
+    assert read[: len(shapes)] == shapes
+
+
+def of_rows(asked: Any, rows: list[int]) -> Any:
+    return replace(asked, ids=asked.ids[rows], mask=asked.mask[rows])
 
 
 def test_greedy_decoding_agrees_with_the_library(asked: Any, llama: Any) -> None:

@@ -122,3 +122,24 @@ def test_maps_that_have_another_adapter_alone_are_read_as_the_bases(players: Pla
         return [one.ids.tolist() for one in generator.generate(who, asked, DRAWS)]
 
     assert written(speaking) == [*written(speaking[:1]), *written(speaking[1:])]
+
+
+def test_equal_prompts_are_read_once_by_each_agent(players: Players) -> None:
+    requests = [
+        Request(agent=name, prompt=[5, 6, 7], episode=number, index=number, turn=0)
+        for name, count in zip(AGENTS, (3, 1, 2), strict=True)
+        for number in range(count)
+    ]
+
+    def written(who: Sequence[str]) -> list[list[int]]:
+        settings = replace(ROLLOUT, decode_batch_size=16)
+        generator = HfGenerator(players.policies, settings, dict.fromkeys(AGENTS, settings))
+        asked = [request for request in requests if request.agent in who]
+        return [one.ids.tolist() for one in generator.generate(who, asked, DRAWS)]
+
+    apart = [ids for name in AGENTS for ids in written([name])]
+    seen: list[int] = []
+    base = players.policies["low"].policy.base  # type: ignore[attr-defined]
+    base.lm.model.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[0]))
+    assert written(AGENTS) == apart
+    assert seen[:2] == [3, 6]

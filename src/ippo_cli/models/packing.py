@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,8 +36,13 @@ PACKED = "ippo_cli_packed"
 PROBE, PROBE_PREFIX = (24, 17, 9), 5
 """Lengths of the sequences that a model is tried on, and of what the last two begin with."""
 
-PADDING = {"cpu": 128, "cuda": 65536}
-"""Padded places that cost as much as one more group: arithmetic there, memory traffic and launches here."""
+PADDING = {"cpu": 128, "cuda": 8192}
+"""Padded places that cost as much as one more group. Measured on a CPU. For a GPU reckoned, not measured: a group is some
+twenty kernels of 5 microseconds in each layer, forward and backward, and a place 24 KB to move in a model 900 wide, 10
+nanoseconds at 2.5 TB/s."""
+
+DOUBLED = {"cpu": math.inf, "cuda": 1024}
+"""Width of a group from which on attention doubles what a padded place costs. A CPU's bound was measured with it."""
 
 FP32_WIDTH = 256
 """Up to this width bf16 sequences attend in float32 on a CPU, where torch's backward pass takes half the time in it."""
@@ -54,17 +60,17 @@ class Group:
     real: Tensor  # [rows * width] bool: False where a place is padding, and some token stands in for none
     prefix: slice  # the part of the row that comes before each of them; empty where they are whole
 
-    def spread(self, states: Tensor) -> Tensor:
-        """`[1, heads, N, size]` to `[rows, heads, width, size]`."""
-        part = states[:, :, self.tokens]
+    def spread(self, part: Tensor) -> Tensor:
+        """Its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
         if self.there is not None:
             part = _Moved.apply(part, self.there, self.back, None)
         _, heads, _, size = part.shape
         return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
 
-    def with_prefix(self, states: Tensor) -> Tensor:
-        """`[1, heads, N, size]` to `[rows, heads, prefix + width, size]`: what all of them begin with, and each."""
-        own = self.spread(states)
+    def with_prefix(self, part: Tensor, states: Tensor) -> Tensor:
+        """Its part and the row, `[1, heads, N, size]`, to `[rows, heads, prefix + width, size]`: what all of them begin
+        with, and each."""
+        own = self.spread(part)
         if self.prefix.start == self.prefix.stop:
             return own
         return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
@@ -114,31 +120,42 @@ class Suffixes:
 
 def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
     """The packing of sequences of these lengths, longest first, and behind them what goes on from some of them."""
+    kind = device.type if device.type in PADDING else "cuda"
     parts = [(0, 0, lengths)]  # where their prefix begins, its length, their own lengths
     parts += [(sum(lengths[: each.of]), lengths[each.of], each.lengths) for each in suffixes]
     positions: list[Tensor] = []
     groups: list[Group] = []
-    token, spare = 0, PADDING.get(device.type, PADDING["cuda"])
+    token = 0
     for start, before, own in parts:
         counts = torch.tensor(own, device=device)
         total = sum(own)
         # Told how many there will be, the host need not wait for the device to count.
         begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
         positions.append(before + torch.arange(total, device=device) - begins)
-        first = 0
-        while first < len(own):
-            width, padding, last = own[first], 0, first
-            while last < len(own) and padding + width - own[last] <= spare:
-                padding += width - own[last]
-                last += 1
+        for part in neighbours(own, kind):
             prefix = slice(start, start + before)
-            groups.append(_group(counts[first:last], token, last - first, width, padding, prefix))
-            token, first = groups[-1].tokens.stop, last
+            groups.append(_group(counts[part], token, own[part], prefix))
+            token = groups[-1].tokens.stop
     return Packing(torch.cat(positions)[None], tuple(groups))
 
 
-def _group(counts: Tensor, token: int, rows: int, width: int, padding: int, prefix: slice) -> Group:
-    total = rows * width - padding
+def neighbours(lengths: Sequence[int], device: str) -> list[slice]:
+    """Of lengths, longest first, those that attend together on a kind of device: until padding costs a group."""
+    found, first = [], 0
+    while first < len(lengths):
+        width, padding, last = lengths[first], 0, first
+        spare = PADDING[device] / (1 + width / DOUBLED[device])
+        while last < len(lengths) and padding + width - lengths[last] <= spare:
+            padding += width - lengths[last]
+            last += 1
+        found.append(slice(first, last))
+        first = last
+    return found
+
+
+def _group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slice) -> Group:
+    rows, width, total = len(lengths), lengths[0], sum(lengths)
+    padding = rows * width - total
     columns = torch.arange(width, device=counts.device)
     real = (columns < counts[:, None]).flatten()
     starts = counts.cumsum(0) - counts
@@ -175,9 +192,12 @@ def attention(
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
+    # Split at once: the gradient of every slice by itself would be as long as the row.
+    sizes = [group.tokens.stop - group.tokens.start for group in packing.groups]
+    split = [states.split(sizes, dim=2) for states in (query, key, value)]
     parts = []
-    for group in packing.groups:
-        spread = [group.spread(query), group.with_prefix(key), group.with_prefix(value)]
+    for group, *own in zip(packing.groups, *split, strict=True):
+        spread = [group.spread(own[0]), group.with_prefix(own[1], key), group.with_prefix(own[2], value)]
         width = spread[1].shape[2]
         if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, width):
             spread = [states.float() for states in spread]

@@ -50,7 +50,7 @@ class ContinuousBatching:
         self._windows = {number: getattr(layer, "sliding_window", None) for number, layer in enumerate(layers)}
         self._groups: list[KVCacheGroup] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
-        self._prefilling: KVCacheGroup | None = None
+        self._prefilling: tuple[KVCacheGroup, Tensor | None] | None = None  # and which prompt is each of its rows'
         self._continuing: Continuation | None = None
         self._max_ahead: int | None = None
         self._decoding = False
@@ -88,21 +88,23 @@ class ContinuousBatching:
                 config._attn_implementation_internal = name
             _running.reset(token)
 
-    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
-        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+    def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
+        """Reads left-padded prompts `[k, P]` as the last rows; logits `[n, V]`, see `ModelRunner`."""
         width = ids.shape[1]
-        group = KVCacheGroup(width - lengths, width, self._max_ahead)
-        starts = torch.from_numpy(group.starts).to(ids.device)
+        rows = np.arange(len(ids)) if copies is None else copies
+        places = None if len(rows) == len(ids) else torch.from_numpy(rows).to(ids.device)
+        group = KVCacheGroup((width - lengths)[rows], width, self._max_ahead)
+        starts = torch.from_numpy(width - lengths).to(ids.device)
         positions = torch.arange(width, device=ids.device) - starts[:, None]
         mask = None if (lengths == width).all() else positions >= 0
-        self._prefilling = group
+        self._prefilling = group, places
         try:
             logits = self._forward(ids, positions.clamp(min=0), mask, logits_to_keep=1)
         finally:
             self._prefilling = None
         assert group.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
-        self._add(group, width - starts)
-        return logits
+        self._add(group, width - (starts if places is None else starts[places]))
+        return logits if places is None else logits[places]
 
     def resume(self, ids: Tensor, lengths: np.ndarray, prefixes: Sequence[Prefix]) -> Tensor:
         """Reads what follows the prefixes, left-padded `[k, P]`, as the last rows; logits `[k, V]` after each."""
@@ -173,7 +175,8 @@ class ContinuousBatching:
             return plain(module, query, keys, values, mask, **options)
         if not self._decoding:
             if self._prefilling is not None:
-                self._prefilling.store(layer, key, value)
+                group, places = self._prefilling
+                group.store(layer, *((key, value) if places is None else (key[places], value[places])))
             return plain(module, query, key, value, mask, **options)
         window, outputs, row = self._windows[layer], [], 0
         for group in self._groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ PROMPT_TOKENS = 8192
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
-SelectRows = Callable[[np.ndarray | None], None]  # of the next forward; None: that of no row
+SelectReaders = Callable[[np.ndarray], None]  # of the rows of the next forward
 Finished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
 
 
@@ -43,14 +44,16 @@ def decode(
     any_rank: AnyRank | None = None,
     prefixes: PrefixCache | None = None,
     keys: Sequence[Hashable] | None = None,
-    select: SelectRows | None = None,
+    readers: np.ndarray | None = None,
+    select: SelectReaders | None = None,
 ) -> list[Completion]:
     """One response for each prompt, in their order; at most `batch_size` rows are decoded together.
 
     Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: the batch size and the other rows
     change it by rounding alone, which in bf16 is enough for another token now and then. `uniforms` is
     `[B, >= max_new_tokens]`, or `None` for greedy decoding. A row also ends, unfinished, when prompt and response
-    reach `context_limit` tokens; a prompt that long gets an empty response.
+    reach `context_limit` tokens; a prompt that long gets an empty response. Prompts that are equal are read once where
+    their rows begin together.
 
     With `prefixes` every row is parked there when it ends, under its key of `keys`, and of a later prompt of the same
     key only what follows the tokens parked is read. It changes what is sampled by rounding alone; models whose state
@@ -60,7 +63,8 @@ def decode(
     when they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any
     rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
 
-    `select` is told before every forward which rows it reads, for models that do not read all of them alike.
+    `readers` `[B]` is for models that read some rows as one policy and others as another: who reads each, which
+    `select` is told before every forward for the rows of it.
 
     Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not numbers.
@@ -81,11 +85,22 @@ def decode(
         if isinstance(runner, ContinuousBatching) and can_resume(model):
             turns = EarlierTurns(runner, prefixes, keys)
     known = {} if turns is None else turns.known(ids, rows)
-    waiting = Waiting(ids, rows, known, device)
+    if readers is None:
+        readers = np.zeros(len(ids), dtype=np.int64)
+    waiting = Waiting(ids, rows, readers, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
             completions = _run(
-                runner, state, waiting, turns, batch_size, poll, on_finished, any_rank or bool, select or _all_alike
+                runner,
+                state,
+                waiting,
+                turns,
+                batch_size,
+                poll,
+                on_finished,
+                any_rank or bool,
+                readers,
+                select or _all_alike,
             )
     finally:
         if turns is not None:
@@ -112,13 +127,30 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     return tuple(sorted(ids))
 
 
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What one forward reads for rows that begin: each prompt once, however many of the rows it belongs to."""
+
+    rows: np.ndarray  # [n] places of the rows
+    ids: Tensor  # [k, P] tokens to read, left-padded
+    lengths: np.ndarray  # [k] how many these are
+    copies: np.ndarray  # [n] for each row, which of the k prompts is its own
+    first: np.ndarray  # [k] the place of a row whose prompt it is
+    known: list[Prefix]  # what precedes each of the k: a prefix for all of them, or for none
+
+
 class Waiting:
     """Prompts not read yet: whole ones first, the longest first. What is read together then needs little padding."""
 
     def __init__(
-        self, prompts: Sequence[np.ndarray], rows: np.ndarray, known: dict[int, Prefix], device: torch.device
+        self,
+        prompts: Sequence[np.ndarray],
+        rows: np.ndarray,
+        readers: np.ndarray,
+        known: dict[int, Prefix],
+        device: torch.device,
     ) -> None:
-        self._prompts, self._known, self._device = prompts, known, device
+        self._prompts, self._readers, self._known, self._device = prompts, readers, known, device
         self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)  # tokens to read
         for row, prefix in known.items():
             self._lengths[row] -= prefix.length
@@ -130,19 +162,35 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(self, count: int) -> tuple[np.ndarray, Tensor, np.ndarray, list[Prefix]]:
-        """Up to `count` rows that fit one forward: their places, left-padded tokens to read `[k, P]`, how many these
-        are, and what precedes them: nothing, or a prefix for each row."""
+    def take(self, count: int) -> Prefill:
+        """Up to `count` rows that fit one forward."""
         longest = int(self._lengths[self._rows[0]])
-        count = min(count, max(1, PROMPT_TOKENS // longest), self._num_whole or len(self._rows))
-        rows, self._rows = self._rows[:count], self._rows[count:]
-        self._num_whole = max(0, self._num_whole - count)
-        lengths = self._lengths[rows]
-        ids = np.zeros((len(rows), longest), dtype=np.int64)
-        parts = [self._prompts[row][-length:] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
+        copies, first = self._copies(min(count, self._num_whole or len(self._rows)), max(1, PROMPT_TOKENS // longest))
+        rows, self._rows = self._rows[: len(copies)], self._rows[len(copies) :]
+        self._num_whole = max(0, self._num_whole - len(rows))
+        first = rows[first]
+        lengths = self._lengths[first]
+        ids = np.zeros((len(first), longest), dtype=np.int64)
+        parts = [self._prompts[row][-length:] for row, length in zip(first.tolist(), lengths.tolist(), strict=True)]
         ids[np.arange(longest) >= longest - lengths[:, None]] = np.concatenate(parts)
-        known = [self._known.pop(row) for row in rows.tolist() if row in self._known]
-        return rows, torch.from_numpy(ids).to(self._device), lengths, known
+        known = [self._known.pop(row) for row in first.tolist() if row in self._known]
+        return Prefill(rows, torch.from_numpy(ids).to(self._device), lengths, copies, first, known)
+
+    def _copies(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
+        """Of at most `count` next rows with at most `most` prompts: which of the prompts is whose, and of each prompt
+        the place of its first row. Rows that go on from a prefix read a prompt each."""
+        numbers: dict[Hashable, int] = {}
+        copies: list[int] = []
+        first: list[int] = []
+        for place, row in enumerate(self._rows[:count].tolist()):
+            key = row if row in self._known else (self._readers[row], self._prompts[row].tobytes())
+            if key not in numbers:
+                if len(numbers) == most:
+                    break
+                numbers[key] = len(numbers)
+                first.append(place)
+            copies.append(numbers[key])
+        return np.array(copies), first
 
 
 class EarlierTurns:
@@ -156,16 +204,16 @@ class EarlierTurns:
         prefixes = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
         return {row: prefix for row, prefix in prefixes.items() if prefix is not None}
 
-    def read(self, ids: Tensor, lengths: np.ndarray, known: list[Prefix]) -> Tensor:
-        """Reads prompts, or what follows what is known of them; logits `[k, V]` after each."""
-        self._cache.read_tokens += int(lengths.sum())
-        self._cache.reused_tokens += sum(prefix.length for prefix in known)
-        if not known:
-            return self._runner.prefill(ids, lengths)
+    def read(self, prefill: Prefill) -> Tensor:
+        """Reads prompts, or what follows what is known of them; logits `[n, V]` of the rows."""
+        self._cache.read_tokens += int(prefill.lengths.sum())
+        self._cache.reused_tokens += sum(prefix.length for prefix in prefill.known)
+        if not prefill.known:
+            return self._runner.prefill(prefill.ids, prefill.lengths, prefill.copies)
         try:
-            return self._runner.resume(ids, lengths, known)
+            return self._runner.resume(prefill.ids, prefill.lengths, prefill.known)
         finally:
-            self.release(known)
+            self.release(prefill.known)
 
     def release(self, known: Iterable[Prefix]) -> None:
         """Says that these will not be read any more."""
@@ -187,7 +235,8 @@ def _run(
     poll: Poll | None,
     on_finished: Finished | None,
     any_rank: AnyRank,
-    select: SelectRows,
+    readers: np.ndarray,
+    select: SelectReaders,
 ) -> dict[int, Completion]:
     """Rounds of: one token for every live row, prompts into free places, sampling for all of them at once.
 
@@ -200,23 +249,23 @@ def _run(
         logits, joined, busy = [], [], False
         if any_rank(live > 0):
             busy = True
-            select(state.rows if live else None)
             if live:
+                select(readers[state.rows])
                 logits.append(runner.decode(state.tokens))
             else:
-                runner.dummy_forward()
+                _read_nothing(runner, select)
         places = _places(runner, live, len(waiting), batch_size)
         while any_rank(places > 0):
             busy = True
             if places:
-                rows, ids, lengths, known = waiting.take(places)
-                select(rows)
-                logits.append(runner.prefill(ids, lengths) if turns is None else turns.read(ids, lengths, known))
-                joined.append(rows)
-                places = min(places - len(rows), len(waiting)) if runner.joins else 0
+                new = waiting.take(places)
+                select(readers[new.first])
+                read = runner.prefill(new.ids, new.lengths, new.copies) if turns is None else turns.read(new)
+                logits.append(read)
+                joined.append(new.rows)
+                places = min(places - len(new.rows), len(waiting)) if runner.joins else 0
             else:
-                select(None)
-                runner.dummy_forward()
+                _read_nothing(runner, select)
         if not busy:
             return told
         if logits:
@@ -233,7 +282,13 @@ def _run(
             poll(total - len(waiting) - len(state.rows), total)
 
 
-def _all_alike(rows: np.ndarray | None) -> None:
+def _read_nothing(runner: ModelRunner, select: SelectReaders) -> None:
+    """Takes part in another rank's forward."""
+    select(np.zeros(1, dtype=np.int64))
+    runner.dummy_forward()
+
+
+def _all_alike(readers: np.ndarray) -> None:
     """Of a model that reads all rows alike."""
 
 

@@ -18,7 +18,7 @@ from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, T
 from ippo_cli.config.text import listed
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
-from ippo_cli.rollout.decode import SelectRows, decode
+from ippo_cli.rollout.decode import SelectReaders, decode
 from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import Completion
@@ -150,8 +150,9 @@ class HfGenerator:
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LayeredMeeting(told) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
-        with record_function(f"ippo/rollout/{who}"), self._reading(agents, requests) as (model, select):
+        with record_function(f"ippo/rollout/{who}"), self._reading(agents) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
+            places = {agent: place for place, agent in enumerate(agents)}
             try:
                 return decode(
                     model.lm,
@@ -166,16 +167,16 @@ class HfGenerator:
                     any_rank=None if meeting is None else meeting.any_rank,
                     prefixes=self._prefixes.get(agents[0]),
                     keys=[(request.agent, request.episode) for request in requests],
+                    readers=np.array([places[request.agent] for request in requests], dtype=np.int64),
                     select=select,
                 )
             except FloatingPointError as error:
                 raise NonFiniteError(f"{who}: {error}") from error
 
     @contextmanager
-    def _reading(
-        self, agents: Sequence[str], requests: Sequence[Request]
-    ) -> Iterator[tuple[Policy, SelectRows | None]]:
-        """The model that writes for all of the agents, and what is to be told of the rows that it reads."""
+    def _reading(self, agents: Sequence[str]) -> Iterator[tuple[Policy, SelectReaders | None]]:
+        """The model that writes for all of the agents, and what is to be told of who reads a forward's rows, by their
+        places among the agents."""
         with ExitStack() as held:
             gather = self._config.zero3_gather.value
             policies = [held.enter_context(self._policies[agent].generation_mode(gather)) for agent in agents]
@@ -185,14 +186,8 @@ class HfGenerator:
             apart = policies[0].rows_apart
             assert apart is not None
             choose = held.enter_context(apart.reading_by_row(policies))
-            numbers = {agent: number for number, agent in enumerate(agents)}
-            of_requests = np.array([numbers[request.agent] for request in requests], dtype=np.int64)
             device = policies[0].lm.device
-
-            def select(rows: np.ndarray | None) -> None:
-                choose(torch.from_numpy(np.zeros(1, np.int64) if rows is None else of_requests[rows]).to(device))
-
-            yield policies[0], select
+            yield policies[0], lambda readers: choose(torch.from_numpy(readers).to(device))
 
 
 class _LayeredMeeting:

@@ -40,8 +40,9 @@ class ModelRunner(Protocol):
         """What all the rest happens in; rows are expected to grow by `max_new_tokens` at most."""
         ...
 
-    def prefill(self, ids: Tensor, lengths: np.ndarray) -> Tensor:
-        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+    def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
+        """Reads left-padded prompts `[k, P]`; the last rows are now as many as `copies` `[n]`, which says whose prompt
+        each of them has (None: one of each). Logits `[n, V]` after the rows' prompts."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:
