@@ -37,9 +37,9 @@ PROBE, PROBE_PREFIX = (24, 17, 9), 5
 """Lengths of the sequences that a model is tried on, and of what the last two begin with."""
 
 PADDING = {"cpu": 128, "cuda": 8192}
-"""Padded places that cost as much as one more group. Measured on a CPU. For a GPU reckoned, not measured: a group is some
-twenty kernels of 5 microseconds in each layer, forward and backward, and a place 24 KB to move in a model 900 wide, 10
-nanoseconds at 2.5 TB/s."""
+"""Padded places that cost as much as one more group. Measured on a CPU; for a GPU reckoned, not measured: a group is
+some twenty kernels of 5 microseconds in each layer, forward and backward, and a place 24 KB to move in a model 900
+wide, 10 nanoseconds at 2.5 TB/s."""
 
 DOUBLED = {"cpu": math.inf, "cuda": 1024}
 """Width of a group from which on attention doubles what a padded place costs. A CPU's bound was measured with it."""
