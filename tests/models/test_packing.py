@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -86,6 +90,33 @@ def gemma3() -> PreTrainedModel:
     return Gemma3ForCausalLM(config).eval().base_model
 
 
+def gemma2() -> PreTrainedModel:
+    """Eager attention, whose scores are capped at values that they reach."""
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma2Config(
+        **COMMON,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=layers,
+        query_pre_attn_scalar=8,
+        pad_token_id=0,
+        attn_logit_softcapping=0.5,
+    )
+    model = Gemma2ForCausalLM(config).eval().base_model
+    for layer in model.layers:
+        layer.self_attn.q_proj.weight.data.mul_(20)
+        layer.self_attn.k_proj.weight.data.mul_(20)
+    return model
+
+
+def gpt_oss() -> PreTrainedModel:
+    """Eager attention with sinks."""
+    config = GptOssConfig(
+        **COMMON, head_dim=8, sliding_window=6, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0
+    )
+    return GptOssForCausalLM(config).eval().base_model
+
+
 def alibi() -> PreTrainedModel:
     shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
     return BloomForCausalLM(BloomConfig(**shape)).eval().base_model
@@ -109,7 +140,7 @@ def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat([read(model, part, None) for part in ids.split(lengths, dim=1)])
 
 
-@pytest.mark.parametrize("make", [llama, qwen3, gpt2, sliding, gemma3])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, sliding, gemma2, gemma3, gpt_oss])
 @pytest.mark.parametrize("lengths", [[5], [6, 6, 6], [9, 7, 7, 3, 1], [60, 59, 31, 8, 2, 1, 1]])
 def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: list[int]) -> None:
     torch.manual_seed(0)
@@ -127,7 +158,7 @@ def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: li
     assert torch.allclose(*gradients, atol=1e-5 * float(gradients[1].abs().max()))
 
 
-@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma3])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma2, gemma3, gpt_oss])
 @pytest.mark.parametrize(
     ("lengths", "suffixes"),
     [
@@ -203,7 +234,8 @@ def test_a_model_whose_attention_is_not_plain_keeps_padded_rows_and_it_is_said(
     model = make()
     before = model.config._attn_implementation
     assert not enable_packing(model)
-    assert model.config._attn_implementation == before != PACKED
+    assert model.config._attn_implementation == before
+    assert before not in PACKED.values()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "padded rows" in caplog.text
 
@@ -287,7 +319,7 @@ def blind(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma3])
+@pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma2, gemma3, gpt_oss])
 def test_positions_off_by_one_are_noticed_in_every_precision(
     make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,8 +452,8 @@ def test_short_bf16_sequences_attend_in_float32_on_a_cpu(monkeypatch: pytest.Mon
     lengths = [400, 200, 30]  # too unlike each other to attend together
     states = torch.randn(3, 1, 2, sum(lengths), 8, generator=torch.Generator().manual_seed(0))
     row = pack(lengths, states.device)
-    exact, _ = packing.attention(nn.Module(), *states, None, packing=row)
-    low, _ = packing.attention(nn.Module(), *states.bfloat16(), None, packing=row)
+    exact, _ = packing.attend("sdpa", nn.Module(), *states, None, packing=row)
+    low, _ = packing.attend("sdpa", nn.Module(), *states.bfloat16(), None, packing=row)
     assert seen[3:] == [(400, torch.bfloat16), (200, torch.float32), (30, torch.float32)]
     assert low.dtype == torch.bfloat16
     torch.testing.assert_close(low.float(), exact, atol=0.03, rtol=0.02)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ippo_cli.engine import distributed
@@ -30,8 +31,10 @@ from ippo_cli.models.agreement import Readings, alike, probe_ids
 
 _log = logging.getLogger(__name__)
 
-PACKED = "ippo_cli_packed"
-"""Our name among the library's attention functions; without a `packing` it is its `sdpa`."""
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+PACKED = {"sdpa": "ippo_cli_packed", "eager": "ippo_cli_packed_eager"}
+"""Our names among the library's attention functions, by what each of them is without a `packing`."""
 
 PROBE, PROBE_PREFIX = (24, 17, 9), 5
 """Lengths of the sequences that a model is tried on, and of what the last two begin with."""
@@ -173,7 +176,8 @@ class Trace:
     windows: list[int | None] = field(default_factory=list)
 
 
-def attention(
+def attend(
+    name: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -183,13 +187,13 @@ def attention(
     trace: Trace | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The library's `sdpa`, of every group by itself where the model reads a packed row."""
+    """The library's attention of that name, of every group by itself where the model reads a packed row."""
     if trace is not None:
-        output, weights = attention(module, query, key, value, attention_mask, packing, **options)
+        output, weights = attend(name, module, query, key, value, attention_mask, packing, **options)
         trace.states += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
         trace.windows.append(options.get("sliding_window"))
         return output, weights
-    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    plain = library_attention(name, module)
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
     # Split at once: the gradient of every slice by itself would be as long as the row.
@@ -199,12 +203,21 @@ def attention(
     for group, *own in zip(packing.groups, *split, strict=True):
         spread = [group.spread(own[0]), group.with_prefix(own[1], key), group.with_prefix(own[2], value)]
         width = spread[1].shape[2]
-        if attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, width):
-            spread = [states.float() for states in spread]
         mask = _mask(group.width, width, options.get("sliding_window"), query.device)
+        if name == "eager":
+            mask = _added(mask, group.width, query)
+        elif attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, width):
+            spread = [states.float() for states in spread]
         output = plain(module, *spread, mask, **options)[0]
         parts.append(group.joined(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
+
+
+def library_attention(name: str, module: nn.Module) -> Attention:
+    """What a name of the library's stands for; it keeps one `eager` beside every model that has one."""
+    if name == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[name]
 
 
 def _mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -217,20 +230,28 @@ def _mask(own: int, width: int, window: int | None, device: torch.device) -> Ten
     return (mask if window is None else mask.triu(before + 1 - window))[None, None]
 
 
+def _added(mask: Tensor | None, width: int, query: Tensor) -> Tensor:
+    """What is added to scores where the library masks nothing by itself; causal where there is no mask."""
+    if mask is None:
+        mask = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()[None, None]
+    return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
+
+
 def attends_in_fp32(device: str, bf16: bool, width: int) -> bool:
     """Whether sequences of a packed row that are `width` tokens long attend in float32 in a bf16 model."""
     return bf16 and device == "cpu" and width <= FP32_WIDTH
 
 
-AttentionInterface.register(PACKED, attention)
-AttentionMaskInterface.register(PACKED, sdpa_mask)
+for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
+    AttentionInterface.register(PACKED[_name], partial(attend, _name))
+    AttentionMaskInterface.register(PACKED[_name], _masks)
 
 
 def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
     """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`."""
     if packing is None:
         return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
-    if backbone.config._attn_implementation != PACKED:
+    if backbone.config._attn_implementation not in PACKED.values():
         raise RuntimeError(f"{type(backbone).__name__} was given a packed row, and was not seen to read such rows")
     # A mask of four axes is passed through as it is, and ours is in the packing.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
@@ -251,10 +272,11 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
     Of one that cannot a warning is logged, since its training takes longer.
     """
     if _offers_attention(backbone):
-        backbone.config._attn_implementation_internal = PACKED  # the public setter would reach into other configs
+        name = backbone.config._attn_implementation
+        backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would reach into other configs
         if _reads_packed_rows(backbone):
             return True
-        backbone.config._attn_implementation_internal = "sdpa"
+        backbone.config._attn_implementation_internal = name
     message = (
         f"{type(backbone).__name__}: it was not seen to keep sequences of one row apart; where it is trained or scored "
         "it reads padded rows, which takes longer the more their lengths differ"
@@ -268,7 +290,7 @@ def _offers_attention(backbone: PreTrainedModel) -> bool:
     """Whether a model calls attention by the library's interface, and attends to all that came before, or to the
     last of it."""
     return (
-        backbone.config._attn_implementation == "sdpa"
+        backbone.config._attn_implementation in PACKED
         and backbone._supports_attention_backend
         and {"position_ids", "kwargs"} <= inspect.signature(backbone.forward).parameters.keys()
         and {type(layer) for layer in _cached(backbone)} <= {DynamicLayer, DynamicSlidingWindowLayer}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ippo_cli.models.packing import PACKED
+from ippo_cli.models.packing import PACKED, Attention, library_attention
 from ippo_cli.rollout.kv_cache import Continuation, KVCacheGroup, joined
 from ippo_cli.rollout.prefix_cache import Prefix
-
-Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 GROUPS_ON_CPU = 6
 """There a forward costs arithmetic, and separate groups attend to fewer columns."""
@@ -224,20 +221,22 @@ def _configs(model: nn.Module) -> list[PretrainedConfig]:
     return list(configs.values())
 
 
-def _through_groups(plain: Callable[[nn.Module], Attention]) -> Attention:
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        return _running.get().attend(plain(module), module, query, key, value, attention_mask, **options)
+def _through_groups(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The library's attention of that name, of every group by itself while a model decodes."""
+    plain = library_attention(name, module)
+    return _running.get().attend(plain, module, query, key, value, attention_mask, **options)
 
-    return attention
 
-
-_OURS = {"sdpa": "ippo_cli_sdpa", PACKED: "ippo_cli_sdpa", "eager": "ippo_cli_eager"}
-AttentionInterface.register(_OURS["sdpa"], _through_groups(lambda module: ALL_ATTENTION_FUNCTIONS["sdpa"]))
-# The library keeps one eager attention beside every model that has one, under this name.
-AttentionInterface.register(
-    _OURS["eager"], _through_groups(lambda module: sys.modules[type(module).__module__].eager_attention_forward)
-)
-AttentionMaskInterface.register(_OURS["sdpa"], sdpa_mask)
-AttentionMaskInterface.register(_OURS["eager"], eager_mask)
+_OURS = {}
+for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
+    _OURS[_name] = _OURS[PACKED[_name]] = f"ippo_cli_{_name}"
+    AttentionInterface.register(_OURS[_name], partial(_through_groups, _name))
+    AttentionMaskInterface.register(_OURS[_name], _masks)

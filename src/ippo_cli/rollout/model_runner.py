@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
 from ippo_cli.models.agreement import Readings, alike, probe_ids
-from ippo_cli.rollout.continuous_batching import Attention, ContinuousBatching, language_model, text_config
+from ippo_cli.models.packing import Attention
+from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 

@@ -114,6 +114,30 @@ def test_an_error_that_the_tests_do_not_expect_is_a_failure() -> None:
     assert said("def double(x): return 4", never)["passed"] == 0.0
 
 
+CAUGHT_ERRORS = [
+    "try:\n        {}\n    except Exception:\n        return False\n    return True",
+    "try:\n        {}\n    except Exception as error:\n        print(error)",
+    "try:\n        {}\n    except:\n        pass",
+    "try:\n        {}\n    except ValueError:\n        return False",
+    "try:\n        {}\n    except (ValueError, Exception):\n        pass",
+    "try:\n        {}\n        candidate('no number')\n        assert False\n    except ValueError:\n        pass",
+    "try:\n        {}\n    except ValueError:\n        pass",
+]
+
+
+@pytest.mark.parametrize("caught", CAUGHT_ERRORS)
+def test_who_raises_instead_of_answering_passes_nothing_that_tests_catch(caught: str) -> None:
+    asserted = "assert candidate(1) == 2\n        assert candidate(2) == 4"
+    test = "def check(candidate):\n    " + caught.format(asserted)
+    right = "def double(x):\n    if isinstance(x, str): raise ValueError('negative')\n    return 2 * x"
+    found = said(right, test)
+    assert (found["share"], found["passed"]) == (1.0, 1.0)
+    raises = said("def double(x): raise ValueError", test)
+    assert raises["passed"] == 0.0
+    assert raises["share"] <= 1 / 3
+    assert said("def double(x): return 3", test)["passed"] == 0.0
+
+
 def test_two_texts_are_one_program_in_stages(kind: str) -> None:
     def pair(helper: str, caller: str) -> dict[str, Any]:
         return judge([helper, caller], ["aux", "double"], PROMPT, TEST, kind, 5.0)

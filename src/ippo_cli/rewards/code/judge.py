@@ -17,6 +17,7 @@ from ippo_cli.rewards.code.program import code_of, defines, parsed, uses, whole_
 from ippo_cli.rewards.code.sandbox import Sandbox
 
 CHECK = "check"
+ANY_ERROR = {"Exception", "BaseException", "AssertionError"}
 
 
 def judge(
@@ -147,12 +148,15 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 class _Counting(ast.NodeTransformer):
-    """Counts what is asserted. Of an error that a test expects, `try: f(-1); assert False` with `except ValueError:
-    pass` behind it, the handler that catches it is what holds."""
+    """Counts what is asserted, and whatever an assertion raises as its failure, also where the tests would catch it.
+
+    Two forms say that an error is expected, and the handler that catches it is what holds then: `assert False` behind
+    what must raise, and one assertion alone for whose error of a certain kind the tests do nothing.
+    """
 
     def __init__(self) -> None:
         self.number = 0
-        self._handled = False  # whether the tests themselves catch what is raised here
+        self._may_raise = False  # whether the assertion is one whose error is expected
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` says nothing
@@ -160,25 +164,37 @@ class _Counting(ast.NodeTransformer):
         never = isinstance(node.test, ast.Constant)  # `assert False`
         self.number += not never
         held = "pass" if never else "__passed()"
-        caught = "AssertionError" if self._handled else "Exception"
+        caught = "AssertionError" if self._may_raise else "Exception"
         counted = ast.parse(f"try:\n pass\n {held}\nexcept {caught} as __error:\n __failed(__error)").body[0]
         assert isinstance(counted, ast.Try)
         counted.body[0] = node
         return counted
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        expected = [handler for handler in node.handlers if not _among(handler.body, ast.Assert, ast.Raise)]
-        asserted, never = _among(node.body, ast.Assert), any(map(_is_never, (*node.body, *node.orelse)))
-        outside, self._handled = self._handled, self._handled or bool(node.handlers)
+        never = any(map(_is_never, (*node.body, *node.orelse)))
+        alone = not never and len(node.body) == 1 and isinstance(node.body[0], ast.Assert)
+        expected = [
+            handler
+            for handler in node.handlers
+            if (never and not _among(handler.body, ast.Assert, ast.Raise)) or (alone and _ignores_a_kind(handler))
+        ]
+        outside, self._may_raise = self._may_raise, alone and bool(expected)
         node.body = [self.visit(child) for child in node.body]
-        self._handled = outside
+        self._may_raise = outside
         for field in ("handlers", "orelse", "finalbody"):
             setattr(node, field, [self.visit(child) for child in getattr(node, field)])
-        if expected and (asserted or never):
+        if expected:
             self.number += never
             for handler in expected:
                 handler.body = [*ast.parse("__passed()").body, *handler.body]
         return node
+
+
+def _ignores_a_kind(handler: ast.ExceptHandler) -> bool:
+    """Whether it does nothing about an error of a certain kind; every program may raise some error."""
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    certain = all(isinstance(kind, ast.Name) and kind.id not in ANY_ERROR for kind in kinds)
+    return certain and all(isinstance(statement, ast.Pass) for statement in handler.body)
 
 
 def _among(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> bool:
