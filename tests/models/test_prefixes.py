@@ -30,7 +30,8 @@ def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
     for family in found:
         own = [sequences[number] for number in family.members]
         assert len(own) >= 2
-        assert family.prefix >= max(shortest, least_share * max(map(len, own)))
+        assert family.prefix >= shortest
+        assert family.prefix * (len(own) - 1) >= least_share * sum(map(len, own))
         assert all(len(each) > family.prefix for each in own)
         assert len({each[: family.prefix].tobytes() for each in own}) == 1
 
@@ -60,5 +61,9 @@ def test_responses_to_a_prompt_are_a_family_and_so_are_prompts_with_one_system_m
     }
     (family,) = families(answers[:3], 1 / 16)
     assert (sorted(family.members), family.prefix) == ([0, 1, 2], 20)
-    assert families(answers[:3], 1 / 2) == ()  # 20 of 62
+    assert families(answers[:3], 1 / 4) == ()  # 2 times 20 of 183
+    pair = [np.concatenate([system, rng.integers(0, 90, 290)]) for _ in range(8)]
+    assert families(pair[:2], 1 / 16) == ()  # 20 of 620
+    (family,) = families(pair, 1 / 19)  # 140 of 2480
+    assert sorted(family.members) == list(range(8))
     assert families([], 1 / 16) == families(answers[:1], 1 / 16) == ()

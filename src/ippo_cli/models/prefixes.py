@@ -14,8 +14,9 @@ SHORTEST = 16
 """Tokens in common from which on it pays to read them once: what goes on from them attends through a mask."""
 
 LEAST_SHARE = {"cpu": 1 / 16, "cuda": 1 / 4}
-"""And their share of the longest sequence: attention through a mask computes what a causal one leaves out. Measured on
-a CPU; on a GPU, where attention without a mask is faster still against everything else, an estimate."""
+"""And the share of all tokens that need not be read then: attention through a mask computes what a causal one leaves
+out, and two that share little are a group more. Measured on a CPU; on a GPU, where attention without a mask is faster
+still against everything else, an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +33,27 @@ class _Branch:
 
     members: tuple[int, ...]
     shortest: int  # of their lengths
-    longest: int
+    tokens: int  # of all together
     saved: int
     families: tuple[Family, ...]
 
     def with_next(self, other: _Branch, common: int, least_share: float) -> _Branch:
         """Both, which have `common` first tokens in common: as one family, or as those that they were."""
         members = self.members + other.members
-        shortest, longest = min(self.shortest, other.shortest), max(self.longest, other.longest)
+        shortest, tokens = min(self.shortest, other.shortest), self.tokens + other.tokens
         prefix = min(common, shortest - 1)
-        saved = prefix * (len(members) - 1) if prefix >= max(SHORTEST, least_share * longest) else 0
-        if saved > self.saved + other.saved:
-            return _Branch(members, shortest, longest, saved, (Family(members, prefix),))
-        return _Branch(members, shortest, longest, self.saved + other.saved, self.families + other.families)
+        saved = prefix * (len(members) - 1)
+        worth = prefix >= SHORTEST and saved >= least_share * tokens
+        if worth and saved > self.saved + other.saved:
+            return _Branch(members, shortest, tokens, saved, (Family(members, prefix),))
+        return _Branch(members, shortest, tokens, self.saved + other.saved, self.families + other.families)
 
 
 def families(sequences: Sequence[np.ndarray], least_share: float) -> tuple[Family, ...]:
     """Of sequences of ids `[n]`: those that begin alike, so that few tokens are read; no sequence is in two.
 
-    A prefix has `SHORTEST` tokens and `least_share` of the longest sequence, or more. Prefixes of prefixes are not
-    looked for.
+    A prefix has at least `SHORTEST` tokens, and `least_share` of a family's tokens or more are not read again. Prefixes
+    of prefixes are not looked for.
     """
     order = sorted(range(len(sequences)), key=lambda number: sequences[number].astype(">i8").tobytes())
     stack: list[tuple[int, _Branch]] = []  # what each has in common with the one before it
