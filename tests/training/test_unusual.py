@@ -51,6 +51,13 @@ def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
         assert told(recorded()[start:], config) == {}
 
 
+def test_values_are_as_far_off_as_their_hubers_loss_says(config: Config) -> None:
+    for delta, loss, said in ((10.0, 950.0, "off by 1e+02"), (10.0, 11.0, "off by 4.7"), (0.1, 0.4, "off by 4")):
+        huber = replace(config, algorithm=replace(config.algorithm, huber_delta=delta))
+        found = told(changed(recorded(), lambda _, loss=loss: {"value/loss": loss})[:3], huber)
+        assert said in found["far_values"]
+
+
 def test_an_episode_that_a_world_cuts_says_nothing_of_the_length_of_responses() -> None:
     world = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/truncated_share": 1.0}]

@@ -272,7 +272,7 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
     Of one that cannot a warning is logged, since its training takes longer.
     """
     if _offers_attention(backbone):
-        name = backbone.config._attn_implementation
+        name = str(backbone.config._attn_implementation)
         backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would reach into other configs
         if _reads_packed_rows(backbone):
             return True

@@ -28,6 +28,7 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     keys: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
+    longrope_from: int | None = None  # tokens of a row from which on its whole forward rotates by other frequencies
     adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
 
     @property
@@ -104,7 +105,19 @@ def _shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
         inner=_inner_width(text),
         keys=head_size * (getattr(text, "num_key_value_heads", None) or heads),
         vocabulary=text.vocab_size,
+        longrope_from=_longrope_from(text),
     )
+
+
+def _longrope_from(text: Any) -> int | None:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    limits = [
+        each.get("original_max_position_embeddings")
+        for each in by_layer_type or [parameters]
+        if each.get("rope_type") == "longrope"
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _inner_width(text: Any) -> int:

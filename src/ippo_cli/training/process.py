@@ -48,7 +48,6 @@ from ippo_cli.training.faults import arm, fault_point
 from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
 from ippo_cli.training.garbage import collect_as_usual
 from ippo_cli.training.partners import Partners, best_first
-from ippo_cli.training.planning.episode_length import too_long
 from ippo_cli.training.planning.preflight import (
     Material,
     device_kind,
@@ -56,11 +55,11 @@ from ippo_cli.training.planning.preflight import (
     example_schedule,
     fitting_formats,
     fitting_task,
-    long_views,
     memory_of,
     memory_warning,
     read_material,
     this_machine,
+    unusual_material,
     what_cannot_fit,
 )
 from ippo_cli.training.random_streams import rng_state
@@ -231,10 +230,7 @@ def _build_trainer(
             partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
-    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    unusual = unusual_start(config, plan, task) | too_long(config, lengths, material.contexts)
-    unusual |= long_views(material)
-    console.warn(run.note(unusual))
+    console.warn(run.note(unusual_start(config, plan, task) | unusual_material(config, material)))
     source = _experience_source(
         config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device
     )

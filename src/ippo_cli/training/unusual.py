@@ -151,8 +151,12 @@ def _far_values(rows: Sequence[Row], config: Config) -> str | None:
         return None
 
     def error(name: str) -> float:
-        """Root mean square of what values are off, of half of which the loss is the mean square."""
-        return math.sqrt(2 * fmean(max(_there(row.get(f"{name}/value/loss")), 0.0) for row in rows))
+        """How far values are off, by their mean loss: half of the square, or beyond `huber_delta` what Huber's is."""
+        loss = fmean(max(_there(row.get(f"{name}/value/loss")), 0.0) for row in rows)
+        delta = config.algorithm.huber_delta
+        if delta is not None and loss > delta**2 / 2:
+            return loss / delta + delta / 2
+        return math.sqrt(2 * loss)
 
     names = [name for name in config.task.agents if error(name) > FAR * reach]
     if not names:

@@ -38,6 +38,7 @@ from ippo_cli.training.planning.preflight import (
     planned_machine,
     read_material,
     this_machine,
+    unusual_material,
     what_cannot_fit,
 )
 from ippo_cli.training.process import run_training
@@ -283,6 +284,35 @@ def test_a_plan_counts_the_prompts_that_there_are(tmp_path) -> None:
     config, _ = small_config(tmp_path, "rollout.max_new_tokens=5")
     material, _ = needs(config)
     assert {name: shapes.length.sequence for name, shapes in material.shapes.items()} == {"low": 7 + 5, "high": 7 + 5}
+
+
+def test_rows_that_longrope_would_read_by_the_length_of_others_are_told_of(tmp_path) -> None:
+    rotation = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    shape = {
+        "model_type": "phi3",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": rotation | {"original_max_position_embeddings": 64},
+        "pad_token_id": 0,
+    }
+    folder = model_folder(tmp_path, shape)
+    long, cut, short = (
+        jsonl_config(tmp_path, folder, *keys)
+        for keys in (
+            ["rollout.max_new_tokens=60"],
+            ["rollout.max_new_tokens=60", "rollout.context_limit=64"],
+            ["rollout.max_new_tokens=40"],
+        )
+    )
+    (said,) = unusual_material(long, needs(long)[0]).values()
+    assert "beside a row of more than 64 tokens" in said
+    assert "rollout.context_limit=64 avoids it" in said
+    assert unusual_material(cut, needs(cut)[0]) == unusual_material(short, needs(short)[0]) == {}
 
 
 def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:

@@ -36,7 +36,7 @@ class RunConfig:
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run
-    deterministic: bool  # bitwise repeatable operations where PyTorch has them
+    deterministic: bool  # bitwise repeatable operations where PyTorch has them; on GPUs not of attention
     debug_faults: list[str]  # for tests alone: POINT:KIND[:TIME[:RANK]] goes wrong on purpose (docs/reliability.md)
 
 

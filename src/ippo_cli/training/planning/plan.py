@@ -21,7 +21,6 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.planning.duration import iteration_seconds, measured_speed, stated_speed
-from ippo_cli.training.planning.episode_length import too_long
 from ippo_cli.training.planning.fit import what_fits
 from ippo_cli.training.planning.memory import GIB, Memory
 from ippo_cli.training.planning.preflight import (
@@ -33,12 +32,12 @@ from ippo_cli.training.planning.preflight import (
     fitting_formats,
     fitting_task,
     free_disk,
-    long_views,
     memory_of,
     memory_warning,
     planned_machine,
     read_material,
     this_machine,
+    unusual_material,
     what_cannot_fit,
 )
 from ippo_cli.training.planning.preview import Preview, preview
@@ -81,9 +80,7 @@ def show_plan(config: Config) -> None:
     _show_episodes(config, material)
     _show_critics(material)
     _show_prompts(config, task, formats, material)
-    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    unusual = unusual_start(config, plan, task) | too_long(config, lengths, material.contexts)
-    unusual |= long_views(material)
+    unusual = unusual_start(config, plan, task) | unusual_material(config, material)
     for text in (*unusual.values(), *reward_warnings(config, task)):
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)

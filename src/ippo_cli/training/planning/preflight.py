@@ -50,7 +50,7 @@ from ippo_cli.tasks.rows import narrowed
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.training.planning.episode_length import episode_lengths, longest_view
+from ippo_cli.training.planning.episode_length import episode_lengths, longest_view, too_long
 from ippo_cli.training.planning.memory import (
     GIB,
     AgentShapes,
@@ -259,7 +259,26 @@ def fitting_formats(
     return formats
 
 
-def long_views(material: Material) -> dict[str, str]:
+def unusual_material(config: Config, material: Material) -> dict[str, str]:
+    """What is to be said of the models' contexts and of what they may have to read."""
+    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
+    return too_long(config, lengths, material.contexts) | _long_views(material) | _unlike_rotations(material)
+
+
+def _unlike_rotations(material: Material) -> dict[str, str]:
+    """What is to be said where the frequencies of a row's positions depend on the longest row of its forward."""
+    for name, shapes in material.shapes.items():
+        limit, longest = shapes.actor.longrope_from, shapes.length.sequence
+        if limit is not None and longest > limit:
+            return {
+                "longrope": f"the model of {name} has longrope: beside a row of more than {limit} tokens all rows of a "
+                f"forward are read by other frequencies, and log-probabilities depend on what stands beside a row; "
+                f"rows may have {longest} tokens here, and rollout.context_limit={limit} avoids it"
+            }
+    return {}
+
+
+def _long_views(material: Material) -> dict[str, str]:
     """What is to be said where a centralised critic may have more to read than its context holds."""
     longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
     for name, layout in material.layouts.items():
