@@ -86,7 +86,7 @@ def test_what_is_no_function_of_a_row_is_refused_before_anything_loads(code: str
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="points to .*nowhere.py, which is no file"):
+    with pytest.raises(ConfigError, match=r"points to .*nowhere\.py, which is no file"):
         refuse_unusable_tracker(replace(load_config().tracker, callback="nowhere.py:tell"))
 
 

@@ -38,8 +38,10 @@ class TrackerConfig:
 class RemoteTrackerConfig(TrackerConfig):
     """A tracker with runs of its own, which a process beside rank 0 speaks with."""
 
-    run_name: Name | None  # of the run there; null = the name of its folder, of a sweep's job with the sweep's before it
-    finish_timeout_s: PositiveFloat  # seconds that the end of a run waits for rows that are not sent yet; 5 if it is left
+    run_name: Name | None  # of the run there; null = its folder's name, with the sweep's before it in a sweep
+    finish_timeout_s: (
+        PositiveFloat  # seconds a run's end waits for rows to be sent; at most 5 where it is left or failed
+    )
 
 
 @dataclass

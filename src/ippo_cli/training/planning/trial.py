@@ -11,8 +11,8 @@ from ippo_cli.training.trackers.build import refuse_unusable_tracker
 def refuse_untrainable(config: Config, ranks: int) -> None:
     """Raise what training would raise of the data, the user's code and the sizes.
 
-    A reward and a callback are made, and the device tried, where training is in this process. One that starts ranks stays beside them,
-    and a reward may hold a model: there the ranks tell what is wrong.
+    A reward is made, a callback loaded and the device tried where training is in this process. One that starts ranks
+    stays beside them, and a reward may hold a model: there the ranks tell what is wrong.
     """
     refuse_unusable_tracker(config.tracker, loads_code=ranks == 1)
     task = load_task(config.task, config.seed)

@@ -8,11 +8,9 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Config,
     MlflowTrackerConfig,
@@ -21,16 +19,21 @@ from ippo_cli.config.schema import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.secrets import kept
+from ippo_cli.config.trackers import refuse_missing_package
 from ippo_cli.training.folder import TRACKER_ID, write_atomically
 from ippo_cli.training.trackers.callback import Callback, load_callback
 from ippo_cli.training.trackers.remote import RemoteTracker
 from ippo_cli.training.trackers.tensorboard_files import TensorBoard
 from ippo_cli.training.trackers.tracker import Tracker, Trackers
 
-# What a library is told unless the environment says otherwise: to report nothing to its makers, and to give up a server
-# that is away within seconds, as rows are tried again.
+# What a library is told unless the environment says otherwise: to report nothing to its makers, to keep its files in
+# the run's folder, and to give up a server that is away within seconds, as rows are tried again.
 ENVIRONMENT: dict[str, Mapping[str, str]] = {
-    "wandb": {"WANDB_ERROR_REPORTING": "false"},
+    "wandb": {
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_DATA_DIR": "{folder}/wandb",
+        "WANDB_CACHE_DIR": "{folder}/wandb/cache",
+    },
     "mlflow": {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -42,22 +45,14 @@ ENVIRONMENT: dict[str, Mapping[str, str]] = {
 
 def refuse_unusable_tracker(config: TrackerConfig, *, loads_code: bool = True) -> None:
     """Raise `ConfigError` where a package is not installed, or the callback is no function that takes a row."""
-    if isinstance(config, RemoteTrackerConfig):
-        package = config.kind.value
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:  # a folder of that name, such as wandb leaves behind, is no package
-            raise ConfigError(
-                f"tracker={package}",
-                f"needs the package {package}, which is not installed",
-                f"run pip install 'ippo-cli[{package}]'",
-            )
+    refuse_missing_package(config)
     if config.callback is not None and loads_code:
         load_callback(config.callback)
 
 
 def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, Any]) -> Trackers:
     """The trackers of the run in this folder, with `settings` as the configuration that they show."""
-    refuse_unusable_tracker(config, loads_code=False)
+    refuse_missing_package(config)
     found: list[Tracker] = []
     if config.tensorboard:
         found.append(TensorBoard(folder))
@@ -70,7 +65,7 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
                 kind,
                 _run(config, folder, settings),
                 finish_timeout_s=config.finish_timeout_s,
-                environment=ENVIRONMENT[kind],
+                environment={name: value.format(folder=folder) for name, value in ENVIRONMENT[kind].items()},
             )
         )
     return Trackers(found)

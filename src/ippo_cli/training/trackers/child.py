@@ -50,20 +50,20 @@ class Delivery:
         self._begin, self._tell = begin, tell
         self._run: RemoteRun | None = None
         self._waiting: deque[Message] = deque()
-        self._missed = 0
+        self._taken = 0
 
-    def deliver(self) -> bool:
-        """Try all rows that wait; whether there are none any more."""
+    def deliver(self) -> None:
+        """Try all rows that wait."""
         try:
             if self._run is None:
                 self._run = self._begin()
             while self._waiting:
                 self._run.log(self._waiting[0]["row"], self._waiting[0]["at"])
                 self._waiting.popleft()
+                self._taken += 1
+                self._tell({"taken": self._taken})
         except Exception as error:
             self._tell({"problem": f"takes no rows ({_words(error)})"})
-            return False
-        return True
 
     def take(self, message: Message) -> None:
         """One message of the training process."""
@@ -71,7 +71,6 @@ class Delivery:
             self._waiting.append(message)
             if len(self._waiting) > KEPT_ROWS:
                 self._waiting.popleft()
-                self._missed += 1
             self.deliver()
         elif self._run is not None:
             try:
@@ -87,8 +86,6 @@ class Delivery:
                 self._run.finish(state)
         except Exception as error:
             self._tell({"problem": f"cannot end its run ({_words(error)})"})
-        if missed := self._missed + len(self._waiting):
-            self._tell({"missed": missed})
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from ippo_cli.training.trackers.tracker import Row, TrackerError
 from ippo_cli.training.watchdog import descendants
 
 QUEUED = 1000  # messages that the process has not read yet
-LEAVING_S = 5.0  # how long a run that leaves or has failed waits for its tracker: whoever asked it to will not wait long
+LEAVING_S = 5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
 ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,6 +39,7 @@ class RemoteTracker:
         self._messages: Queue[bytes] = Queue(QUEUED)
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = b""
+        self._rows = self._taken = 0
         try:
             self._process = _started()
         except OSError as error:
@@ -60,6 +61,7 @@ class RemoteTracker:
         threading.Thread(target=self._write, args=(self._process.stdin,), name=self.name, daemon=True).start()
 
     def log(self, row: Row, iteration: int) -> None:
+        self._rows += 1
         self._send({"row": dict(row), "at": time.time()})
         self._tell()
 
@@ -68,28 +70,38 @@ class RemoteTracker:
         self._send({"name": name, "samples": kept(list(rows))})
 
     def finish(self, state: str) -> None:
-        if self._process is None:
-            return
-        limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, LEAVING_S)
+        problem = ""
         try:
             self._send({"finish": state})
+            problem = self._wait(state)
+            self._tell()
+        except TrackerError as error:
+            problem = str(error)
+        finally:
+            self._end()
+        if problem or self._rows > self._taken:
+            raise TrackerError(problem or "has not taken all rows", self._rows - self._taken)
+
+    def _wait(self, state: str) -> str:
+        """Wait for the process to end by itself; what there is to say if it has not."""
+        assert self._process is not None
+        limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, LEAVING_S)
+        try:
             with progress.within(limit_s):
                 self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            self._tell(f"has not taken all rows within {limit_s:g} s and is left")
-        finally:
-            self._end()
-        self._tell()
+            return f"has not ended within {limit_s:g} s and is left"
+        return ""
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._process is None:
-            raise TrackerError(self._without)
+            raise TrackerError(self._without, missed=0)
         if (code := self._process.poll()) is not None:
-            self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})", missed=1)
+            self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
         try:
             self._messages.put_nowait(json.dumps(message).encode() + b"\n")
         except Full:
-            raise TrackerError(f"is {QUEUED} messages behind") from None
+            raise TrackerError(f"is {QUEUED} messages behind", missed=0) from None
 
     def _write(self, pipe: IO[bytes]) -> None:
         """In a thread of its own: the process may be slow to read."""
@@ -98,17 +110,17 @@ class RemoteTracker:
                 pipe.write(self._messages.get())
                 pipe.flush()
 
-    def _tell(self, otherwise: str = "", *, missed: int = 0) -> None:
-        """Pass on what was heard. Raises `TrackerError` for the first problem, with all rows that are missed."""
+    def _tell(self, otherwise: str = "") -> None:
+        """Pass on what was heard. Raises `TrackerError` for the first problem; rows are counted at the end."""
         problem = ""
         for answer in self._answers():
             problem = problem or answer.get("problem", "")
-            missed += answer.get("missed", 0)
+            self._taken = answer.get("taken", self._taken)
             if "said" in answer:
                 with suppress(OSError):  # what is printed may go to a full disk
                     print(f"{self.name}: {answer['said']}", flush=True)
-        if problem or otherwise or missed:
-            raise TrackerError(problem or otherwise or "has not taken all rows", missed)
+        if problem or otherwise:
+            raise TrackerError(problem or otherwise, missed=0)
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         assert self._process is not None
@@ -121,11 +133,11 @@ class RemoteTracker:
 
     def _end(self) -> None:
         """Leave nothing behind that the process has started."""
-        assert self._process is not None
+        if self._process is None or self._process.poll() is not None:
+            return
         for pid in (*descendants(self._process.pid), self._process.pid):
-            if self._process.poll() is None:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
 
