@@ -43,7 +43,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "ippoconfig": "algorithm=ippo, or algorithm=comlrl_ippo for the maths of version 1.2.6",
         "iacconfig": "algorithm=ippo, or algorithm=comlrl_iac for the maths of version 1.4.3",
         "wandb_config": "tracker=wandb tracker.project tracker.entity tracker.run_name tracker.tags",
-        "metrics_callback": "tracker.callback=path.py:function",
+        "metrics_callback": "tracker.callback=path.py:function (told every row; more are a reward's `parts`)",
     },
     "verl": {
         "lora_rank": "actor=lora actor.rank",

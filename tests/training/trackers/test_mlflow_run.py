@@ -92,11 +92,14 @@ def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(t
 
 
 def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) -> None:
-    jobs = [tmp_path / "mine" / "multirun-20250101-000000" / number for number in ("1", "2")]
-    for folder in jobs:
+    config = load_config(["tracker=mlflow", "name=mine", f"output_dir={tmp_path}", "tracker.tensorboard=false"])
+    runs = []
+    for number in "12":
+        folder = tmp_path / "mine" / "multirun-20250101-000000" / number
         folder.mkdir(parents=True)
-        config = load_config(["tracker=mlflow", "name=mine", f"output_dir={tmp_path}", "tracker.tensorboard=false"])
-        Run(folder, config.tracker, RunState(), settings_of(config)).finish("done")
+        runs.append(Run(folder, config.tracker, RunState(), settings_of(config)))  # two that begin together
+    for run in runs:
+        run.finish("done")
     _, *there = recorded(tmp_path, "mine")
     assert {run.info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
     assert {run.data.tags["group"] for run in there} == {"multirun-20250101-000000"}

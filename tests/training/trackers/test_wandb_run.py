@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -113,6 +114,9 @@ def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path) -> None:
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
     for iterations, state in (((1, 2), "preempted"), ((2, 3), "failed")):
         run = begun(folder)
+        for process in with_service():  # as a scheduler does that asks every process of a job to leave
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+                os.kill(process, number)
         for iteration in iterations:
             run.log({"iteration": iteration})
         run.finish(state)
@@ -124,6 +128,15 @@ def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path) -> None:
     codes = [record.exit.exit_code for record in before + after if record.WhichOneof("record_type") == "exit"]
     assert codes == [75, 1]
     assert "preempting" in [record.WhichOneof("record_type") for record in before]
+
+
+def with_service() -> list[int]:
+    """The process that speaks with W&B, and W&B's own, once it is there."""
+    end = time.monotonic() + 20
+    while len(there := descendants(os.getpid())) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert len(there) > 1
+    return there
 
 
 def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -21,8 +26,9 @@ class MlflowRun:
     """A run that is found again by a tag; an iteration that is logged twice has two points at one step."""
 
     def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-        self._client = MlflowClient(tracking_uri=run["uri"])
-        experiment = self._experiment(run["experiment"])
+        with _alone(run["uri"]):
+            self._client = MlflowClient(tracking_uri=run["uri"])
+            experiment = self._experiment(run["experiment"])
         there = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run['id']}'", max_results=1)
         if there:
             self._id = there[0].info.run_id
@@ -70,6 +76,20 @@ class MlflowRun:
         changed = {name: value for name, value in settings.items() if there.get(name, value) != value}
         if changed:
             self._client.log_batch(self._id, tags=[RunTag(f"changed.{name}", value) for name, value in changed.items()])
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Hold a folder of files while an experiment is looked for and made: jobs that begin together would make two."""
+    place = urlparse(uri)
+    if place.scheme != "file":  # a server sees to that itself
+        yield
+        return
+    folder = Path(url2pathname(place.path))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _named(name: str) -> str:

@@ -36,6 +36,7 @@ class WandbRun:
                 resume="allow",
                 config=run["settings"],
                 dir=run["folder"],
+                allow_val_change=True,  # a run that goes on may have other settings
                 mode=mode,  # type: ignore[arg-type]
                 settings=settings,
             )
