@@ -16,7 +16,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.trackers.build import refuse_unusable_tracker
-from ippo_cli.training.trackers.callback import load_callback
+from ippo_cli.training.trackers.callback import Callback, load_callback
 
 KEEPS = "told = []\n\ndef tell(row):\n    told.append(row)\n    row['mine'] = 1\n"
 FAILS = "def tell(row):\n    if row['iteration'] != 2:\n        raise KeyError('eval/score')\n"
@@ -36,7 +36,10 @@ def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == iteration
     assert [row["time/iteration"] for row in mine.told] == [0.5, None, None]
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row | {"mine": 1} for row in written] == mine.told, "what it does to a row stays its own"
+    assert [row | {"mine": 1} for row in written] == mine.told
+    row = {"iteration": 4.0}
+    Callback(f"{tmp_path / 'mine.py'}:tell").log(row, 4)
+    assert row == {"iteration": 4.0}, "what it does to a row stays its own"
 
 
 def test_what_it_raises_is_said_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ class RemoteTracker:
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = b""
         self._rows = self._taken = 0
+        self._without = ""
         try:
             self._process = _started()
         except OSError as error:
@@ -48,16 +49,15 @@ class RemoteTracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._send(
-            {
-                "kind": kind,
-                "run": run,
-                "finish_timeout_s": finish_timeout_s,
-                "environment": dict(environment),
-                "path": sys.path,
-                "parent": os.getpid(),
-            }
-        )
+        first = {
+            "kind": kind,
+            "run": run,
+            "finish_timeout_s": finish_timeout_s,
+            "environment": dict(environment),
+            "path": [str(place) for place in sys.path],
+            "parent": os.getpid(),
+        }
+        self._messages.put_nowait(_line(first))
         threading.Thread(target=self._write, args=(self._process.stdin,), name=self.name, daemon=True).start()
 
     def log(self, row: Row, iteration: int) -> None:
@@ -99,7 +99,7 @@ class RemoteTracker:
         if (code := self._process.poll()) is not None:
             self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
         try:
-            self._messages.put_nowait(json.dumps(message).encode() + b"\n")
+            self._messages.put_nowait(_line(message))
         except Full:
             raise TrackerError(f"is {QUEUED} messages behind", missed=0) from None
 
@@ -139,6 +139,10 @@ class RemoteTracker:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _started() -> subprocess.Popen[bytes]:
