@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -91,13 +92,23 @@ def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(t
     assert there.data.tags["changed.num_iterations"] == "9"
 
 
+def has_open(file: Path, process: int) -> bool:
+    return any(os.readlink(number) == str(file) for number in Path(f"/proc/{process}/fd").iterdir())
+
+
 def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) -> None:
     config = load_config(["tracker=mlflow", "name=mine", f"output_dir={tmp_path}", "tracker.tensorboard=false"])
-    runs = []
-    for number in "12":
-        folder = tmp_path / "mine" / "multirun-20250101-000000" / number
-        folder.mkdir(parents=True)
-        runs.append(Run(folder, config.tracker, RunState(), settings_of(config)))  # two that begin together
+    runs, lock = [], tmp_path / ".mlruns.lock"
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for number in "12":
+            folder = tmp_path / "mine" / "multirun-20250101-000000" / number
+            folder.mkdir(parents=True)
+            runs.append(Run(folder, config.tracker, RunState(), settings_of(config)))
+        end = time.monotonic() + 30
+        while not all(has_open(lock, process) for process in descendants(os.getpid())) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not (tmp_path / "mlruns").exists(), "those that begin together make one experiment, one after another"
     for run in runs:
         run.finish("done")
     _, *there = recorded(tmp_path, "mine")
