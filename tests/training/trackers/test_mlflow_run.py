@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
 
 from mlflow import MlflowClient
+from small import rows, stopped_and_resumed, stopping_reward
 
 from ippo_cli.config.load import load_config
 from ippo_cli.training.run import Run, RunState
@@ -114,6 +115,21 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) 
     _, *there = recorded(tmp_path, "mine")
     assert {run.info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
     assert {run.data.tags["group"] for run in there} == {"multirun-20250101-000000"}
+
+
+@pytest.mark.slow
+def test_a_training_run_that_is_stopped_and_gone_on_with_has_every_iteration_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("tracker=mlflow", "tracker.samples_every=2", "evaluation.greedy=false")
+    folder = stopped_and_resumed(tmp_path, monkeypatch, *stopping_reward(tmp_path), *keys, at_call=3)
+    client, there = recorded(tmp_path)
+    assert (there.info.status, there.data.tags["folder"]) == ("FINISHED", str(folder))
+    written = {row["iteration"]: row for row in rows(folder)}
+    for name, iterations in (("low/score/mean", (1, 2, 3, 4)), ("eval/sampled/score", (0, 2, 4))):
+        points = [(point.step, point.value) for point in client.get_metric_history(there.info.run_id, name)]
+        assert points == [(iteration, pytest.approx(written[iteration][name])) for iteration in iterations]
+    assert "train_00000004.jsonl" in [file.name for file in (tmp_path / "mlruns").rglob("*.jsonl")]
 
 
 @contextmanager
