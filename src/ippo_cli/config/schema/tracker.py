@@ -39,9 +39,7 @@ class RemoteTrackerConfig(TrackerConfig):
     """A tracker with runs of its own, which a process beside rank 0 speaks with."""
 
     run_name: Name | None  # of the run there; null = its folder's name, with the sweep's before it in a sweep
-    finish_timeout_s: (
-        PositiveFloat  # seconds a run's end waits for rows to be sent; at most 5 where it is left or failed
-    )
+    finish_timeout_s: PositiveFloat  # seconds a run's end waits for rows to be sent; at most 5 unless it is done
 
 
 @dataclass
