@@ -57,7 +57,16 @@ def test_saved_overrides_come_first_and_what_is_typed_now_wins(run: MakeRun) -> 
     assert (made.seed, made.num_iterations, made.actor.learning_rate) == (7, 9, 1e-5)
 
 
-YOUNGER = ("stop_after", "checkpoint.reshard", "algorithm.kl.loss", "critic.dtype", "plan", "evaluation.seed")
+YOUNGER = (
+    "stop_after",
+    "checkpoint.reshard",
+    "algorithm.kl.loss",
+    "critic.dtype",
+    "plan",
+    "evaluation.seed",
+    "tracker.kind",
+    "tracker.callback",
+)
 YOUNGER_OF_AGENTS = ("rollout.top_p", "critic.dtype", "frozen")
 
 

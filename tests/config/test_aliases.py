@@ -27,6 +27,8 @@ def keys(plain: Make) -> set[str]:
         ("actor=tiny_lora", "critic=adapter", "team=shared_base"),
         ("task=gymnasium",),
         ("task=environment",),
+        ("tracker=wandb",),
+        ("tracker=mlflow",),
     ]
     return {name for choice in choices for name, _ in leaves(plain(choice))}
 

@@ -13,8 +13,8 @@ from disks import fill, mounted
 
 from ippo_cli.config.errors import StorageError
 from ippo_cli.config.load import load_config
-from ippo_cli.training import run as run_module
 from ippo_cli.training.run import Run, RunState, state_before
+from ippo_cli.training.trackers import tensorboard_files
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_curves_that_cannot_be_drawn_cost_no_row(
     said = capsys.readouterr()
     assert said.out.count("tb/ cannot be written (No space left on device") == 1
     assert said.err == ""
-    monkeypatch.setattr(run_module, "ROOM_FOR_CURVES", 1 << 14)
+    monkeypatch.setattr(tensorboard_files, "ROOM_FOR_CURVES", 1 << 14)
     filler.unlink()
     run.log({"iteration": 200, "time/iteration": 1.0})
     run.finish("done")

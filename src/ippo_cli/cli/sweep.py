@@ -47,6 +47,7 @@ from ippo_cli.config.load import config_dir, register_schemas, resolve, typed, t
 from ippo_cli.config.schema import Config, Mode, SweepKind
 from ippo_cli.config.searchpath import SEARCH_PATH
 from ippo_cli.config.sweeps import check_job_of, check_sweep
+from ippo_cli.config.trackers import refuse_missing_package
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
 
@@ -279,6 +280,7 @@ class _Sweeping:
             raise diagnose([*self.folders, *row.overrides], error) from error
         config = typed(plain)
         check(config, world_size(config, None))
+        refuse_missing_package(config.tracker)
         check_job_of(self.sweep, config)
         fit_into(self.sweep, row, plain, config, begun=begun)
         if self.resumed is not None:

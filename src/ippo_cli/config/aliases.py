@@ -42,6 +42,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "reference_kl_coef": "algorithm.kl.reward.coef",
         "ippoconfig": "algorithm=ippo, or algorithm=comlrl_ippo for the maths of version 1.2.6",
         "iacconfig": "algorithm=ippo, or algorithm=comlrl_iac for the maths of version 1.4.3",
+        "wandb_config": "tracker=wandb tracker.project tracker.entity tracker.run_name tracker.tags",
+        "metrics_callback": "tracker.callback=path.py:function (told every row; more are a reward's `parts`)",
     },
     "verl": {
         "lora_rank": "actor=lora actor.rank",
@@ -96,6 +98,10 @@ ALIASES: dict[str, dict[str, str]] = {
         "val_kwargs.n": "evaluation.num_generations",
         "n_gpus_per_node": "launch.processes",
         "enable_gradient_checkpointing": "actor.gradient_checkpointing",
+        "logger": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
+        "project_name": "tracker.project (tracker=wandb) or tracker.experiment (tracker=mlflow)",
+        "experiment_name": "name, and tracker.run_name (tracker=wandb or tracker=mlflow)",
+        "log_val_generations": "tracker.samples",
     },
     "RLinf": {
         "normalize_advantages": "algorithm.advantage_normalization",
@@ -115,6 +121,9 @@ ALIASES: dict[str, dict[str, str]] = {
         "max_new_tokens": "rollout.max_new_tokens",
         "max_episode_steps": "task.max_turns",
         "global_batch_size": "algorithm.mini_batch_size",
+        "logger_backends": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
+        "project_name": "tracker.project (tracker=wandb) or tracker.experiment (tracker=mlflow)",
+        "experiment_name": "name, and tracker.run_name (tracker=wandb or tracker=mlflow)",
     },
     "AgileRL": {
         "beta": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
@@ -140,6 +149,9 @@ ALIASES: dict[str, dict[str, str]] = {
         "turn_level_clip": "algorithm.ratio_level=turn algorithm.ratio_pooling=sum",
         "use_separate_reference_adapter": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
         "lora_config": "actor=lora actor.rank actor.alpha actor.target_modules",
+        "wb": "tracker=wandb",
+        "wandb_api_key": "nothing: WANDB_API_KEY stays in the environment",
+        "wandb_kwargs": "tracker=wandb tracker.project tracker.entity tracker.group tracker.tags",
     },
     "TRL": {
         "lora_r": "actor=lora actor.rank",
@@ -170,6 +182,11 @@ ALIASES: dict[str, dict[str, str]] = {
         "rloo_k": "algorithm=rloo rollout.num_generations",
         "normalize_advantages": "algorithm.advantage_normalization",
         "steps_per_generation": "algorithm.mini_batch_size",
+        "report_to": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
+        "run_name": "tracker.run_name (tracker=wandb or tracker=mlflow)",
+        "logging_steps": "nothing: every iteration is logged",
+        "log_completions": "tracker.samples_every",
+        "num_completions_to_print": "tracker.samples",
     },
     "OpenRLHF": {
         "n_samples_per_prompt": "rollout.num_generations",
@@ -227,6 +244,13 @@ ALIASES: dict[str, dict[str, str]] = {
         "data.prompt_dataset": "task.train",
         "ckpt.output_dir": "output_dir",
         "ckpt.path": "output_dir",
+        "use_wandb": "tracker=wandb (WANDB_API_KEY stays in the environment)",
+        "wandb_org": "tracker.entity",
+        "wandb_group": "tracker.group",
+        "wandb_project": "tracker.project",
+        "wandb_run_name": "tracker.run_name",
+        "use_mlflow": "tracker=mlflow",
+        "use_tensorboard": "tracker.tensorboard",
     },
 }
 

@@ -35,6 +35,8 @@ def completed(plain: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
 
 def _complete_group(group: str, value: Any, now: dict[str, Any], cls: type[Any] | None = None) -> None:
     if isinstance(value, dict):
+        if group == "tracker":
+            value.setdefault("kind", now["kind"])  # there was one kind, which had no name
         cls = cls or PLAIN.get(group) or KINDS[group].get(str(value.get("kind")))
         if cls is not None:
             _complete(cls, value, now)

@@ -76,6 +76,11 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "shared_policy": schema.SharedPolicyConfig,
         "shared_base": schema.SharedBaseConfig,
     },
+    "tracker": {
+        "tensorboard": schema.TrackerConfig,
+        "wandb": schema.WandbTrackerConfig,
+        "mlflow": schema.MlflowTrackerConfig,
+    },
 }
 # Groups of one schema.
 PLAIN: dict[str, type[Any]] = {
@@ -83,7 +88,6 @@ PLAIN: dict[str, type[Any]] = {
     "deepspeed": schema.DeepspeedConfig,
     "checkpoint": schema.CheckpointConfig,
     "evaluation": schema.EvaluationConfig,
-    "tracker": schema.TrackerConfig,
     "launch": schema.LaunchConfig,
     "plan": schema.PlanConfig,
 }

@@ -24,6 +24,7 @@ PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "ome
 
 MANIFEST = "manifest.json"
 JOB_FILE = "job.json"
+TRACKER_ID = "tracker_id"  # by which trackers know the run
 RUN_LOCK = "run.lock"
 START_LOCK = (
     "start.lock"  # of who goes on with a run, from before its first file: ranks take the other one seconds later

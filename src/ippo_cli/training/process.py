@@ -66,6 +66,7 @@ from ippo_cli.training.random_streams import rng_state
 from ippo_cli.training.run import Run, RunState, state_before
 from ippo_cli.training.signals import PreemptionHandler
 from ippo_cli.training.time_limit import TimeLimit
+from ippo_cli.training.trackers.build import settings_of
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.unusual import WINDOW, unusual_start
 from ippo_cli.training.watchdog import Watchdog
@@ -110,7 +111,8 @@ def _train(
     *,
     resumed: bool,
 ) -> None:
-    run = Run(folder, config.tracker, replace(state_before(folder), state="running") if resumed else RunState())
+    before = replace(state_before(folder), state="running") if resumed else RunState()
+    run = Run(folder, config.tracker, before, settings_of(config))
     trainer: Trainer | None = None
     ratings: list[tuple[str, float]] = []
     try:

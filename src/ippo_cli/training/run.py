@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import StorageError, disk_is_full, storage_failure, storing
+from ippo_cli.config.errors import StorageError, storage_failure, storing
 from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
 from ippo_cli.training.faults import fault_point
 from ippo_cli.training.folder import overwrite, warn, write_atomically
 from ippo_cli.training.metrics import is_documented
+from ippo_cli.training.trackers.build import build_trackers
+from ippo_cli.training.trackers.tracker import Trackers
 
-ROOM_FOR_CURVES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -58,22 +58,26 @@ class Run:
 
     What cannot be written while the run goes on is a warning: rows of `metrics.jsonl` and the state wait for room,
     samples and curves are left out. It is the checkpoints that end a run whose disk stays full.
+
+    `settings` are the plain values that trackers show as the run's configuration.
     """
 
-    def __init__(self, folder: Path, tracker: TrackerConfig, state: RunState) -> None:
+    def __init__(
+        self, folder: Path, tracker: TrackerConfig, state: RunState, settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> None:
         self.folder = folder
         self.state = state
         self._main = distributed.is_main()
         self._counted = time.monotonic()  # up to here time is part of `wall_seconds`
-        self._wants_board = self._main and tracker.tensorboard
-        self._board = None
+        self._trackers = Trackers()
         self._waiting: list[str] = []  # rows that found no room
         self._failing: set[str] = set()  # what was warned of and has not been written since
-        distributed.on_main(self._begin)
+        distributed.on_main(lambda: self._begin(tracker, settings))
 
-    def _begin(self) -> None:
+    def _begin(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
         with storing(str(self.folder)):
             (self.folder / "samples").mkdir(exist_ok=True)
+            self._trackers = build_trackers(tracker, self.folder, settings)
             self._write_state()
 
     @property
@@ -96,7 +100,7 @@ class Run:
             os.truncate(self.metrics_file, size)
 
     def log(self, row: Mapping[str, float]) -> None:
-        """One row of `metrics.jsonl`, and the same numbers for TensorBoard. Numbers that are not finite become null."""
+        """One row of `metrics.jsonl`, and the same for trackers. Numbers that are not finite become null."""
         unknown = [key for key in row if not is_documented(key)]
         assert not unknown, f"metrics without an entry in training/metrics.py: {unknown}"
         if not self._main:
@@ -107,9 +111,7 @@ class Run:
             self._append()
         self.state.iterations = int(row["iteration"])
         self.save_state()
-        if self._wants_board and ("tb/" not in self._failing or shutil.disk_usage(self.folder).free > ROOM_FOR_CURVES):
-            with self._warning("tb/"):
-                self._draw(row)
+        self._trackers.log(finite, self.state.iterations)
 
     def _append(self) -> None:
         """Write the rows that wait: all of them or none."""
@@ -158,28 +160,13 @@ class Run:
             self.save_state()
         return list(new.values())
 
-    def _draw(self, row: Mapping[str, float]) -> None:
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            threading.excepthook = _quietly
-            # What an earlier process drew from here on was abandoned with it.
-            self._board = SummaryWriter(str(self.folder / "tb"), purge_step=int(row["iteration"]))
-        try:
-            for key, value in row.items():
-                if key != "iteration":
-                    self._board.add_scalar(key, value, int(row["iteration"]))
-            self._board.flush()
-        except Exception:
-            self._board = None  # its thread has ended; the next row begins another file
-            raise
-
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Model text as data: one JSON object per line, every control character escaped."""
         if self._main and rows:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             with self._warning("samples/"):
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
+            self._trackers.samples(name, rows)
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A table that is written anew after each iteration."""
@@ -206,15 +193,16 @@ class Run:
             with self._warning("metrics.jsonl"):
                 self._append()
         self.save_state(last=True)
-        if self._board is not None:
-            with self._warning("tb/"):
-                self._board.close()
+        self._trackers.finish(state)
+        if not self._trackers.problems.items() <= self.state.warnings.items():
+            self.save_state(last=True)
         missing = self._failing & {"run.json", "metrics.jsonl"}
         if state == "done" and missing:
             raise StorageError(f"the run is done, and its {' and '.join(sorted(missing))} could not be written")
 
     def save_state(self, *, last: bool = False) -> None:
         """Write `run.json`; for the last time in its old room if there is no other."""
+        self.state.warnings |= self._trackers.problems
         now = time.monotonic()
         self.state.wall_seconds, self._counted = round(self.state.wall_seconds + now - self._counted, 3), now
         if not self._main:
@@ -236,12 +224,6 @@ class Run:
                 overwrite(self.folder / "run.json", _text(replace(self.state, error=error)))
                 return True
         return False
-
-
-def _quietly(args: threading.ExceptHookArgs) -> None:
-    """No traceback of a board's thread whose file cannot be written: the next row that is drawn raises the same."""
-    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not disk_is_full(args.exc_value):
-        threading.__excepthook__(args)
 
 
 def _text(state: RunState) -> str:

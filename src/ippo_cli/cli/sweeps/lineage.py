@@ -8,13 +8,23 @@ import shutil
 from pathlib import Path
 
 from ippo_cli.config.errors import ResumeError, storing
-from ippo_cli.training.folder import JOB_FILE, NEXT, RUN_LOCK, START_LOCK, all_checkpoints, write_atomically
+from ippo_cli.training.folder import (
+    JOB_FILE,
+    NEXT,
+    RUN_LOCK,
+    START_LOCK,
+    TRACKER_ID,
+    all_checkpoints,
+    write_atomically,
+)
 
 LEFT_OUT = (
     RUN_LOCK,
     START_LOCK,
     JOB_FILE,
     "tb",
+    "wandb",
+    TRACKER_ID,
     "samples",
     "evaluations",
     "profile",

@@ -1,6 +1,6 @@
 """One dataclass per configuration group: types and meanings here, values in `conf/`.
 
-A group's dataclasses lie in the file of its name, those of three small groups in `run.py`; all are imported from here.
+A group's dataclasses lie in the file of its name, those of two small groups in `run.py`; all are imported from here.
 Fields have no defaults: every value is written in YAML. An agent's are the exception, since no group holds them.
 What a value must be beyond its type is part of the field's type (`config/constraints.py`).
 The comment behind a field is its documentation; `docs/config.md` is generated from these comments and the YAML values.
@@ -97,11 +97,9 @@ from ippo_cli.config.schema.run import (
     CheckpointConfig,
     CheckpointWeights,
     Config,
-    Console,
     EvaluationConfig,
     Mode,
     RunConfig,
-    TrackerConfig,
 )
 from ippo_cli.config.schema.sweep import (
     Composition,
@@ -134,6 +132,14 @@ from ippo_cli.config.schema.team import (
     TeamConfig,
     TeamKind,
     UpdateOrder,
+)
+from ippo_cli.config.schema.tracker import (
+    Console,
+    MlflowTrackerConfig,
+    RemoteTrackerConfig,
+    TrackerConfig,
+    TrackerKind,
+    WandbTrackerConfig,
 )
 from ippo_cli.config.schema.world import (
     GymnasiumConfig,
@@ -193,7 +199,9 @@ SCHEMAS: dict[str, type[Any]] = {
     "deepspeed": DeepspeedConfig,
     "checkpoint": CheckpointConfig,
     "evaluation": EvaluationConfig,
-    "tracker": TrackerConfig,
+    "tracker_tensorboard": TrackerConfig,
+    "tracker_wandb": WandbTrackerConfig,
+    "tracker_mlflow": MlflowTrackerConfig,
     "launch": LaunchConfig,
     "plan": PlanConfig,
     "sweep_grid": GridSweepConfig,

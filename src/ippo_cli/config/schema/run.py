@@ -1,4 +1,4 @@
-"""A whole run: its own keys; `checkpoint=`, `evaluation=` and `tracker=`: when it is saved, evaluated and shown."""
+"""A whole run: its own keys; `checkpoint=` and `evaluation=`: when it is saved and evaluated."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ippo_cli.config.schema.reward import RewardConfig
 from ippo_cli.config.schema.rollout import RolloutConfig
 from ippo_cli.config.schema.task import TaskConfig
 from ippo_cli.config.schema.team import TeamConfig
+from ippo_cli.config.schema.tracker import TrackerConfig
 
 
 class Mode(str, Enum):
@@ -71,24 +72,6 @@ class EvaluationConfig:
     sampled: bool  # sample responses as in training
     num_generations: PositiveInt  # sampled responses per held-out row; above 1 with pass@k
     greedy: bool  # also decode greedily
-
-
-class Console(str, Enum):
-    auto = "auto"
-    rich = "rich"
-    plain = "plain"
-
-
-@dataclass
-class TrackerConfig:
-    """What is shown and written while a run goes on."""
-
-    tensorboard: bool  # write event files below the run's folder
-    console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
-    samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
-    samples: NonNegativeInt  # rows of a sample table
-    turns: NonNegativeInt  # of agents with several turns: the first ones whose metrics are logged one by one; 0 = none
-    profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
 
 
 @dataclass

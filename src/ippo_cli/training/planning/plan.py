@@ -42,6 +42,7 @@ from ippo_cli.training.planning.preflight import (
 )
 from ippo_cli.training.planning.preview import Preview, preview
 from ippo_cli.training.planning.reward_trial import reward_warnings
+from ippo_cli.training.trackers.build import refuse_unusable_tracker
 from ippo_cli.training.unusual import unusual_start
 
 MIB = 2**20
@@ -53,6 +54,7 @@ def show_plan(config: Config) -> None:
     """Print sizes, batch arithmetic, needs, and prompts or a conversation. Raises what training would raise."""
     outside = external_world_size()
     ranks = world_size(config, outside)
+    refuse_unusable_tracker(config.tracker)
     machine = planned_machine(config.plan)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from ippo_cli.config.arithmetic import arithmetic
 from ippo_cli.config.schema import Config
 from ippo_cli.tasks.task import load_task
+from ippo_cli.training.trackers.build import refuse_unusable_tracker
 
 
 def refuse_untrainable(config: Config, ranks: int) -> None:
     """Raise what training would raise of the data, the user's code and the sizes.
 
-    A reward is made, and the device tried, where training is in this process. One that starts ranks stays beside them,
-    and a reward may hold a model: there the ranks tell what is wrong.
+    A reward is made, a callback loaded and the device tried where training is in this process. One that starts ranks
+    stays beside them, and a reward may hold a model: there the ranks tell what is wrong.
     """
+    refuse_unusable_tracker(config.tracker, loads_code=ranks == 1)
     task = load_task(config.task, config.seed)
     if ranks == 1:
         from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs

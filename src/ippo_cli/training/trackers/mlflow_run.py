@@ -1,0 +1,107 @@
+"""`tracker=mlflow`: a run at MLflow, in the process of `child.py`. Needs the extra `mlflow`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+RUN_TAG = "ippo.run_id"
+STATUS = {"done": "FINISHED", "failed": "FAILED"}  # of others KILLED
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # of one request
+UNUSABLE = re.compile(r"[^\w./ :-]")  # in names of metrics and parameters
+
+
+class MlflowRun:
+    """A run that is found again by a tag; an iteration that is logged twice has two points at one step."""
+
+    def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+        with _alone(run["uri"]):
+            self._client = MlflowClient(tracking_uri=run["uri"])
+            experiment = self._experiment(run["experiment"])
+        there = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run['id']}'", max_results=1)
+        if there:
+            self._id = there[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            params = dict(there[0].data.params)
+        else:
+            tags = {RUN_TAG: run["id"], "group": run["group"], "folder": run["folder"]}
+            self._id = self._client.create_run(experiment, run_name=run["name"], tags=tags).info.run_id
+            params = {}
+        self._params(dict(_leaves(run["settings"])), params)
+
+    def log(self, row: Mapping[str, float | None], at: float) -> None:
+        step, milliseconds = int(row["iteration"] or 0), int(at * 1000)
+        metrics = [
+            Metric(_named(name), value, milliseconds, step)
+            for name, value in row.items()
+            if value is not None and name != "iteration"
+        ]
+        for start in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + MOST_METRICS])
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        self._client.log_text(self._id, lines, f"samples/{name}.jsonl")
+
+    def finish(self, state: str) -> None:
+        self._client.set_tag(self._id, "state", state)
+        self._client.set_terminated(self._id, STATUS.get(state, "KILLED"))
+
+    def _experiment(self, name: str) -> str:
+        """Its id; of several runs that begin together one makes it."""
+        if (there := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return self._client.create_experiment(name)
+            except MlflowException:
+                if (there := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        return there.experiment_id
+
+    def _params(self, settings: Mapping[str, str], there: Mapping[str, str]) -> None:
+        """Parameters cannot be changed: what a resumed run has changed is a tag."""
+        new = [Param(name, value) for name, value in settings.items() if name not in there]
+        for start in range(0, len(new), MOST_PARAMS):
+            self._client.log_batch(self._id, params=new[start : start + MOST_PARAMS])
+        changed = {name: value for name, value in settings.items() if there.get(name, value) != value}
+        if changed:
+            self._client.log_batch(self._id, tags=[RunTag(f"changed.{name}", value) for name, value in changed.items()])
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Hold a folder of files while an experiment is looked for and made: jobs that begin together would make two."""
+    place = urlparse(uri)
+    if place.scheme != "file":  # a server sees to that itself
+        yield
+        return
+    folder = Path(url2pathname(place.path))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _named(name: str) -> str:
+    """The name with what MLflow takes: `score/pass_at_4` for `score/pass@4`."""
+    return UNUSABLE.sub("_", name.replace("@", "_at_"))
+
+
+def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Values below a configuration as text, by their dotted names."""
+    if isinstance(settings, dict) and settings:
+        for key, value in settings.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        text = settings if isinstance(settings, str) else json.dumps(settings)
+        yield _named(prefix), text[:LONGEST_PARAM]

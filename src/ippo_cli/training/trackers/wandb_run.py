@@ -1,0 +1,71 @@
+"""`tracker=wandb`: a run at Weights & Biases, in the process of `child.py`. Needs the extra `wandb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import wandb
+
+INIT_TIMEOUT_S = 20.0  # for its server to answer; without an answer everything is kept in files
+OFFLINE = ("offline", "disabled", "dryrun")
+COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
+PREEMPTED, FAILED = 75, 1
+
+
+class WandbRun:
+    """Rows are placed by `iteration`, so that those of a resumed run that were logged before are no error."""
+
+    def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+        def begun(mode: str | None = None) -> wandb.Run:
+            settings = wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                init_timeout=INIT_TIMEOUT_S,
+                x_stats_pid=run["process"],
+            )
+            return wandb.init(
+                project=run["project"],
+                entity=run["entity"],
+                group=run["group"],
+                name=run["name"],
+                tags=run["tags"],
+                id=run["id"],
+                resume="allow",
+                config=run["settings"],
+                dir=run["folder"],
+                allow_val_change=True,  # a run that goes on may have other settings
+                mode=mode,  # type: ignore[arg-type]
+                settings=settings,
+            )
+
+        try:
+            self._run = begun()
+        except Exception as error:
+            wandb.teardown()
+            self._run = begun("offline")
+            reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
+            place = f"{run['folder']}/wandb"
+            tell({"problem": f"is not reached ({reason}): everything is kept in {place}, for wandb sync"})
+        self._run.define_metric("iteration", hidden=True)
+        self._run.define_metric("*", step_metric="iteration")
+        if self._run.url:
+            tell({"said": self._run.url})
+
+    def log(self, row: Mapping[str, float | None], at: float) -> None:
+        self._run.log({name: value for name, value in row.items() if value is not None} | {"_timestamp": at})
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        kind, _, iteration = name.rpartition("_")
+        turns = [{"index": row["index"], **turn} for row in rows for turn in row["turns"]]
+        table = wandb.Table(columns=list(COLUMNS), data=[[turn[column] for column in COLUMNS] for turn in turns])
+        self._run.log({f"samples/{kind}": table, "iteration": int(iteration)})
+
+    def finish(self, state: str) -> None:
+        if state == "preempted":
+            self._run.mark_preempting()
+        self._run.summary["state"] = state
+        self._run.finish({"done": 0, "preempted": PREEMPTED}.get(state, FAILED))
+        wandb.teardown()
