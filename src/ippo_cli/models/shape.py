@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ippo_cli.config.schema import LoraConfig
 from ippo_cli.models.actor import setting_of
@@ -28,6 +30,7 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     keys: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
+    window: int | None = None  # tokens that some layer looks back, at the least; None where all look back at everything
     longrope_from: int | None = None  # tokens of a row from which on its whole forward rotates by other frequencies
     adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
 
@@ -105,8 +108,14 @@ def _shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
         inner=_inner_width(text),
         keys=head_size * (getattr(text, "num_key_value_heads", None) or heads),
         vocabulary=text.vocab_size,
+        window=min((layer.sliding_window for layer in _windowed(text)), default=None),
         longrope_from=_longrope_from(text),
     )
+
+
+def _windowed(text: PreTrainedConfig) -> Iterator[DynamicSlidingWindowLayer]:
+    layers = DynamicCache(config=text).layers
+    yield from (layer for layer in layers if isinstance(layer, DynamicSlidingWindowLayer))
 
 
 def _longrope_from(text: Any) -> int | None:

@@ -324,7 +324,7 @@ def _engine(
         width=width,
         memory=memory,
         forward=forward if read.scores else 0.0,
-        backward=micro * kept_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32)
+        backward=micro * kept_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32, longest=read.longest)
         + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
         several=read.longest * read.step > together,
         decodes=decodes,
