@@ -76,4 +76,20 @@ def test_a_name_that_nobody_uses_is_not_found() -> None:
 
 def test_names_are_written_as_they_are_looked_up() -> None:
     assert all(theirs == theirs.lower() for _, theirs, _ in CASES)
-    assert all(theirs.count(".") <= 1 for _, theirs, _ in CASES)
+    assert all(theirs.count(".") <= 2 for _, theirs, _ in CASES)
+
+
+def test_the_longer_name_is_the_more_certain_one() -> None:
+    for key, target in {
+        "data.train_batch_size": "rollout.buffer_size",
+        "train_batch_size": "algorithm.mini_batch_size",
+        "actor_rollout_ref.model.path": "actor=full actor.model",
+        "actor_rollout_ref.actor.optim.lr": "actor.learning_rate",
+        "critic.optim.lr": "critic.learning_rate",
+        "critic.model.path": "critic.model",
+        "data.train_files": "task.train",
+        "model_name_or_path": "actor=full actor.model",
+    }.items():
+        found = ours(key)
+        assert found is not None
+        assert found[1].startswith(target)

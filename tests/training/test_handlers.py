@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from ippo_cli.training.handlers import handling
-from ippo_cli.training.signals import HANDLED, PreemptionHandler
+from ippo_cli.training.signals import HANDLED, WATCH_S, PreemptionHandler
 
 
 def status_of(child: int) -> int:
@@ -103,6 +103,18 @@ def test_the_parent_keeps_its_handlers_and_its_signal_mask() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert preemption.requested is signal.SIGUSR1
     assert {number: signal.getsignal(number) for number in HANDLED} == before
+
+
+def test_who_waits_is_told_once_that_a_signal_came() -> None:
+    said: list[str] = []
+    with PreemptionHandler() as preemption:
+        preemption.on_asked = said.append
+        time.sleep(2 * WATCH_S)
+        assert said == []
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2 * WATCH_S)
+    assert said == ["SIGTERM"]
 
 
 def test_a_pool_can_be_ended() -> None:

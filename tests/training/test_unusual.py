@@ -72,6 +72,12 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "every response of low was cut at rollout.max_new_tokens=8",
     ),
     "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_share": float(n >= 70)}, "low"),
+    "cut by the context": (
+        "truncated",
+        1,
+        lambda _: {"rollout/truncated_share": 1.0, "rollout/response_length": 5.5},
+        "every response of low was cut where the context was full, before rollout.max_new_tokens=8",
+    ),
     "one score for all": (
         "equal_scores",
         3,

@@ -49,6 +49,13 @@ ALIASES: dict[str, dict[str, str]] = {
         "lora_rank": "actor=lora actor.rank",
         "lora_alpha": "actor.alpha",
         "train_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
+        "data.train_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
+        "train_files": "task.train",
+        "val_files": "task.eval",
+        "model.path": "actor=full actor.model (of a critic critic.model)",
+        "actor.optim.lr": "actor.learning_rate",
+        "critic.optim.lr": "critic.learning_rate",
+        "critic.model.path": "critic.model",
         "rollout.n": "rollout.num_generations",
         "ppo_mini_batch_size": "algorithm.mini_batch_size",
         "ppo_micro_batch_size": "deepspeed.micro_batch_tokens",
@@ -154,6 +161,12 @@ ALIASES: dict[str, dict[str, str]] = {
         "wandb_kwargs": "tracker=wandb tracker.project tracker.entity tracker.group tracker.tags",
     },
     "TRL": {
+        "model_name_or_path": "actor=full actor.model",
+        "sft_model_path": "actor=full actor.model",
+        "reward_model_path": "reward=model",
+        "dataset_name": "task=jsonl task.train",
+        "max_completion_length": "rollout.max_new_tokens",
+        "gradient_accumulation_steps": "deepspeed.micro_batch_tokens (a step's rows are algorithm.mini_batch_size)",
         "lora_r": "actor=lora actor.rank",
         "lora_target_modules": "actor.target_modules",
         "lora_dropout": "nothing: dropout is off, for sampling is without it and the first ratio would not be 1",
@@ -331,7 +344,7 @@ RUNS: dict[str, tuple[tuple[str, str], ...]] = {
 def ours(key: str) -> tuple[str, str] | None:
     """The project that knows `key`, and what to write here instead; `None` for a key that nobody has."""
     parts = key.lower().split(".")
-    for take in (2, 1):  # the longer name is the more certain one
+    for take in (3, 2, 1):  # the longer name is the more certain one
         for project, names in (("an earlier version", EARLIER), *ALIASES.items()):
             name = names.get(".".join(parts[-take:])) if len(parts) >= take else None
             if name is not None:

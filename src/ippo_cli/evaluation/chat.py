@@ -159,12 +159,20 @@ def _example(fields: Sequence[str], ask: Ask) -> Example:
         raise ConfigError(
             "task.agents", "are told nothing of an example, so that there is nothing to type", "say agent="
         )
-    return {field: _line(ask, "you> " if len(fields) == 1 else f"{field}> ") for field in fields}
+    if len(fields) == 1:
+        return {fields[0]: _line(ask, "you> ")}
+    example: dict[str, str] = {}
+    for field in fields:
+        example[field] = _line(ask, f"{field}> ", lacking=field if example else "")
+    return example
 
 
-def _line(ask: Ask, prompt: str) -> str:
+def _line(ask: Ask, prompt: str, *, lacking: str = "") -> str:
+    """A line that is not empty. Raises `ConfigError` where lines end and one is `lacking` to those before it."""
     while True:
         typed = ask(prompt)
+        if typed is None and lacking:
+            raise ConfigError("input", f"ended before a line for {lacking!r}", "a line for every field of the task")
         if typed is None or typed.strip() == EXIT:
             raise _Left
         if typed.strip() == RESET:

@@ -209,4 +209,11 @@ def what_is_missing(folder: Path) -> str | None:
         return "its folder has no config.json; give the folder of a saved Hugging Face model"
     if not any(name.endswith(".safetensors") for name in files):
         return "its folder has no .safetensors file; load it once and call save_pretrained, which writes them"
+    if any(_is_pointer(folder / name) for name in files if name.endswith(".safetensors")):
+        return "its .safetensors files are pointers of Git LFS, not weights; run `git lfs pull` in its folder"
     return None
+
+
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(8) == b"version "

@@ -94,6 +94,9 @@ def run_training(
                 preemption = held.enter_context(PreemptionHandler(over))
                 _watch(config, folder, held)
                 console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
+                preemption.on_asked = lambda by: console.say(
+                    f"leaving ({by}): an update that has begun is finished, then the run is saved"
+                )
                 _train(config, folder, console, preemption, device, resumed=resumed)
         except (IppoError, KeyboardInterrupt) as error:
             error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]

@@ -39,8 +39,10 @@ class PreemptionHandler:
 
     def __init__(self, over: ExitStack | None = None) -> None:
         self.requested: signal.Signals | None = None  # what this rank was asked by
+        self.on_asked: Callable[[str], None] | None = None  # is told once, in a thread of its own, by whom
         self._elsewhere = False  # whether another rank was, as far as this one has heard
         self._announced = False
+        self._told = False
         self._interrupts = 0
         self._requested_at = 0.0
         self._calls_reward = False
@@ -139,5 +141,8 @@ class PreemptionHandler:
                 self._announced = self._announced or distributed.announce(NOTICE)
             elif not self._elsewhere and distributed.announced(NOTICE):
                 self._requested_at, self._elsewhere = time.monotonic(), True
+            if self.asked and not self._told and self.on_asked is not None:
+                self._told = True
+                self.on_asked("another rank" if self.requested is None else self.requested.name)
             if self._keeps_waiting():
                 signal.pthread_kill(main, signal.SIGUSR1)

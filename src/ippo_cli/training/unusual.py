@@ -67,9 +67,19 @@ def _truncated(rows: Sequence[Row], config: Config) -> str | None:
     cut = [name for name in config.task.agents if all_cut(name)]
     if not cut:
         return None
+
+    def before_limit(name: str) -> bool:
+        limit = config.task.agents[name].rollout.max_new_tokens
+        return rows[-1].get(f"{name}/rollout/response_length", limit) < limit
+
+    limit = f"rollout.max_new_tokens={_limits(config, cut)}"
+    if all(map(before_limit, cut)):
+        return (
+            f"every response of {listed(cut)} was cut where the context was full, before {limit}; "
+            "shorten prompts, or raise rollout.context_limit"
+        )
     return (
-        f"every response of {listed(cut)} was cut at rollout.max_new_tokens={_limits(config, cut)} before it ended; "
-        "raise that, or shorten what is asked for"
+        f"every response of {listed(cut)} was cut at {limit} before it ended; raise that, or shorten what is asked for"
     )
 
 

@@ -137,8 +137,10 @@ def test_lengths_count_all_turns_and_what_others_write_between_them() -> None:
     config, task, formats = prepared(*TALK, "task.num_turns=3", "rollout.max_new_tokens=10")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 60})
     # Later messages are "\nhigh: ", an answer, "\n": a prompt of 7, three answers, two messages with an answer in each.
-    assert lengths["low"] == EpisodeLength(turns=3, sequence=7 + 3 * 10 + 2 * (8 + 10), row=7 + 3 * 10 + 2 * (8 + 10))
-    assert lengths["high"] == EpisodeLength(turns=3, sequence=60, row=60)
+    assert lengths["low"] == EpisodeLength(
+        turns=3, sequence=7 + 3 * 10 + 2 * (8 + 10), row=7 + 3 * 10 + 2 * (8 + 10), first=17
+    )
+    assert lengths["high"] == EpisodeLength(turns=3, sequence=60, row=60, first=32)
     assert too_long(config, lengths, {"low": 1000, "high": 60}) == {}
     assert "3 turns of rollout.max_new_tokens=10 do not fit into high's context of 30" in "".join(
         too_long(config, lengths, {"low": 1000, "high": 30}).values()
@@ -149,9 +151,14 @@ def test_one_turn_is_as_long_as_the_longest_of_the_first_prompts_and_an_answer()
     config, task, formats = prepared("rollout.max_new_tokens=10", "task.agents.low.template='{letters} and more<'")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 12})
     assert lengths == {
-        "low": EpisodeLength(turns=1, sequence=16 + 10, row=16 + 10),
-        "high": EpisodeLength(turns=1, sequence=12, row=12),
+        "low": EpisodeLength(turns=1, sequence=16 + 10, row=16 + 10, first=26),
+        "high": EpisodeLength(turns=1, sequence=12, row=12, first=17),
     }
+    assert too_long(config, lengths, {"low": 26, "high": 17}) == {}
+    (said,) = too_long(config, lengths, {"low": 1000, "high": 12}).values()
+    assert said.startswith(
+        "high: prompts of up to 7 tokens and rollout.max_new_tokens=10 are more than its context of 12"
+    )
 
 
 @pytest.mark.parametrize(("turns", "row"), [(4, 4 * 20), (20, 20 * 20)])
@@ -169,5 +176,5 @@ def test_where_only_the_latest_is_read_a_row_is_many_short_sequences(
         "rollout.max_new_tokens=11",
     )
     lengths = episode_lengths(config, task, formats, {"player": 1000})
-    assert lengths["player"] == EpisodeLength(turns=turns, sequence=20, row=row)
+    assert lengths["player"] == EpisodeLength(turns=turns, sequence=20, row=row, first=20)
     assert too_long(config, lengths, {"player": 50}) == {}

@@ -26,6 +26,7 @@ class EpisodeLength:
 
     turns: int | None  # None: no limit is known
     sequence: int  # tokens that are read and written as one sequence, at most the context
+    first: int = 0  # of its first prompt and a response to it, were there no context; 0 where the prompt is not known
     row: int  # tokens of all its sequences: several where earlier turns are not part of what is read later
 
 
@@ -45,7 +46,14 @@ def episode_lengths(
 
 
 def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]) -> dict[str, str]:
-    """What is to be said where turns written to the limit do not fit into a context together."""
+    """What is to be said where responses or turns written to the limit do not fit into a context."""
+    for name, length in lengths.items():
+        if length.turns == 1 and length.first > contexts[name]:
+            limit = config.task.agents[name].rollout.max_new_tokens
+            return {
+                "long_episodes": f"{name}: prompts of up to {length.first - limit} tokens and rollout.max_new_tokens="
+                f"{limit} are more than its context of {contexts[name]}, where responses are cut; lower either"
+            }
     if config.rollout.history is History.latest:
         return {}
     for name, length in lengths.items():
@@ -67,17 +75,18 @@ def longest_view(lengths: Mapping[str, EpisodeLength]) -> int:
 def _length(config: Config, name: str, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
     response = config.task.agents[name].rollout.max_new_tokens
     prompt = min(told[0] if told else config.rollout.max_prompt_tokens, config.rollout.max_prompt_tokens)
+    first = prompt + response if told else 0
     once = min(context, prompt + response)
     if turns == 1 or not told:
-        return EpisodeLength(turns=turns, sequence=once, row=once)
+        return EpisodeLength(turns=turns, sequence=once, row=once, first=first)
     later = [*told[1:], *[told[-1]] * (len(told) if turns is None else turns - len(told))]
     if config.rollout.history is History.latest:
         longest = min(context, max(told) + response)
         # Without a limit there are as many as a context would hold.
         count = turns or context // (told[-1] + response) + 1
-        return EpisodeLength(turns=turns, sequence=longest, row=max(once, count * longest))
+        return EpisodeLength(turns=turns, sequence=longest, row=max(once, count * longest), first=first)
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
-    return EpisodeLength(turns=turns, sequence=whole, row=whole)
+    return EpisodeLength(turns=turns, sequence=whole, row=whole, first=first)
 
 
 def _first_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:

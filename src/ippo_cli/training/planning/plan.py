@@ -177,6 +177,10 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int, *, elsewhere: boo
         )
     else:
         _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
+        _say(
+            "",
+            "each process takes some 0.4 GiB beside this, and may keep what was freed (docs/memory.md)",
+        )
 
 
 def _show_what_fits(
@@ -231,7 +235,7 @@ def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Ma
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
     once, whole = _duration(seconds), _duration(seconds * plan.num_iterations)
-    _say("time", f"at least {once} per iteration of the longest sequences ({parts}), {whole} in all: {how}")
+    _say("time", f"at least {once} per iteration, were all sequences the longest ({parts}), {whole} in all: {how}")
 
 
 def _show_missing_weights(config: Config) -> None:

@@ -271,9 +271,8 @@ def _unlike_rotations(material: Material) -> dict[str, str]:
         limit, longest = shapes.actor.longrope_from, shapes.length.sequence
         if limit is not None and longest > limit:
             return {
-                "longrope": f"the model of {name} has longrope: beside a row of more than {limit} tokens all rows of a "
-                f"forward are read by other frequencies, and log-probabilities depend on what stands beside a row; "
-                f"rows may have {longest} tokens here, and rollout.context_limit={limit} avoids it"
+                "longrope": f"{name}: with longrope, rows beside one of more than {limit} tokens are read by other "
+                f"frequencies; rollout.context_limit={limit} avoids it"
             }
     return {}
 
