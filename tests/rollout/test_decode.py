@@ -94,6 +94,18 @@ def test_equal_prompts_are_read_once(
     assert read[: len(shapes)] == shapes
 
 
+@pytest.mark.parametrize("way", [StaticBatching, Recompute])
+def test_a_way_that_copies_no_prompts_reads_as_many_at_once_as_fit(
+    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any
+) -> None:
+    monkeypatch.setattr(decoding, "model_runner_for", way)
+    monkeypatch.setattr(decoding, "PROMPT_TOKENS", 18)
+    repeated, read = of_rows(asked, [0] * 5), []
+    llama.register_forward_pre_hook(lambda *given: read.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
+    repeated.decoded(llama, batch_size=9, max_new_tokens=1)
+    assert read == [(2, 9), (2, 9), (1, 9)]
+
+
 def of_rows(asked: Any, rows: list[int]) -> Any:
     return replace(asked, ids=asked.ids[rows], mask=asked.mask[rows])
 

@@ -51,6 +51,11 @@ def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
         assert told(recorded()[start:], config) == {}
 
 
+def test_a_row_that_ended_by_itself_makes_no_context_full(config: Config) -> None:
+    cut = changed(recorded(), lambda _: {"rollout/truncated_share": 0.992, "rollout/response_length": 7.95})
+    assert "was cut at rollout.max_new_tokens=8" in told(cut[:1], config)["truncated"]
+
+
 def test_values_are_as_far_off_as_their_hubers_loss_says(config: Config) -> None:
     for delta, loss, said in ((10.0, 950.0, "off by 1e+02"), (10.0, 11.0, "off by 4.7"), (0.1, 0.4, "off by 4")):
         huber = replace(config, algorithm=replace(config.algorithm, huber_delta=delta))

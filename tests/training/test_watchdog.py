@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from rank_scripts import said, start_ranks
 
-from ippo_cli.training.watchdog import descendants
+from ippo_cli.training.watchdog import descendants, outliving
 
 pytestmark = pytest.mark.slow
 
@@ -81,3 +82,17 @@ def test_ranks_that_hang_leave_their_stacks_tell_of_it_once_and_take_along_what_
     told = [(folder / f"errors{rank}").read_text().count("no rank has done anything") for rank in (0, 1)]
     assert sorted(told) == [0, 1]
     assert descendants(2**30) == []
+
+
+def test_what_ends_by_itself_is_not_among_those_that_are_ended() -> None:
+    ended, kept = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    outliving.add(kept.pid)
+    try:
+        found = descendants(os.getpid())
+        assert ended.pid in found
+        assert kept.pid not in found
+    finally:
+        outliving.discard(kept.pid)
+        for process in (ended, kept):
+            process.kill()
+            process.wait()

@@ -56,6 +56,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "actor.optim.lr": "actor.learning_rate",
         "critic.optim.lr": "critic.learning_rate",
         "critic.model.path": "critic.model",
+        "reward_model.model.path": "reward=model",
         "rollout.n": "rollout.num_generations",
         "ppo_mini_batch_size": "algorithm.mini_batch_size",
         "ppo_micro_batch_size": "deepspeed.micro_batch_tokens",

@@ -215,5 +215,8 @@ def what_is_missing(folder: Path) -> str | None:
 
 
 def _is_pointer(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(8) == b"version "
+    try:
+        with file.open("rb") as opened:
+            return opened.read(8) == b"version "
+    except OSError:  # a link to nowhere
+        return False

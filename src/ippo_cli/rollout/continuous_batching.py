@@ -37,6 +37,7 @@ class ContinuousBatching:
     """
 
     joins = True
+    copies = True
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -87,7 +87,7 @@ def decode(
     known = {} if turns is None else turns.known(ids, rows)
     if readers is None:
         readers = np.zeros(len(ids), dtype=np.int64)
-    waiting = Waiting(ids, rows, readers, known, device)
+    waiting = Waiting(ids, rows, readers if runner.copies else None, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
             completions = _run(
@@ -146,10 +146,11 @@ class Waiting:
         self,
         prompts: Sequence[np.ndarray],
         rows: np.ndarray,
-        readers: np.ndarray,
+        readers: np.ndarray | None,
         known: dict[int, Prefix],
         device: torch.device,
     ) -> None:
+        """`readers`: by row, who reads it; None where equal prompts are not to be read once."""
         self._prompts, self._readers, self._known, self._device = prompts, readers, known, device
         self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)  # tokens to read
         for row, prefix in known.items():
@@ -179,6 +180,9 @@ class Waiting:
     def _copies(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
         """Of at most `count` next rows with at most `most` prompts: which of the prompts is whose, and of each prompt
         the place of its first row. Rows that go on from a prefix read a prompt each."""
+        if self._readers is None:
+            alone = range(min(count, most))
+            return np.array(alone), list(alone)
         numbers: dict[Hashable, int] = {}
         copies: list[int] = []
         first: list[int] = []

@@ -36,6 +36,7 @@ class ModelRunner(Protocol):
     """Forwards of live rows, which stand in one order; new rows come last."""
 
     joins: bool  # whether rows may come while others are live
+    copies: bool  # whether rows may begin with copies of one prompt
 
     def session(self, max_new_tokens: int | None = None) -> AbstractContextManager[None]:
         """What all the rest happens in; rows are expected to grow by `max_new_tokens` at most."""
@@ -43,7 +44,7 @@ class ModelRunner(Protocol):
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
         """Reads left-padded prompts `[k, P]`; the last rows are now as many as `copies` `[n]`, which says whose prompt
-        each of them has (None: one of each). Logits `[n, V]` after the rows' prompts."""
+        each of them has (None, or 0 to k - 1: one of each). Logits `[n, V]` after the rows' prompts."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ class StaticBatching:
     """
 
     joins = False
+    copies = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -43,10 +44,9 @@ class StaticBatching:
         yield
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]`, forgetting all other rows; logits `[n, V]`, see `ModelRunner`. A prompt
-        is read for each of its rows: states of all kinds cannot be copied."""
+        """Reads left-padded prompts `[k, P]`, forgetting all other rows; logits `[k, V]` after each."""
+        assert copies is None or len(copies) == len(ids)
         self._state = {}
-        ids, lengths = _by_row(ids, lengths, copies)
         starts = torch.from_numpy(ids.shape[1] - lengths).to(ids.device)
         self._mask = (torch.arange(ids.shape[1], device=ids.device) >= starts[:, None]).long()
         return self._forward(ids)
@@ -89,17 +89,11 @@ def _has_columns(cache: Cache) -> bool:
     return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
-def _by_row(ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
-    """Prompts `[k, P]` and their lengths, for each of the rows whose copies they are."""
-    if copies is None:
-        return ids, lengths
-    return ids[torch.from_numpy(copies).to(ids.device)], lengths[copies]
-
-
 class Recompute:
     """Forwards that read every sequence from its start at every step: slow, and right for any causal model."""
 
     joins = True
+    copies = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -113,8 +107,8 @@ class Recompute:
         yield
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]` as the last rows; logits `[n, V]`, see `ModelRunner`."""
-        ids, lengths = _by_row(ids, lengths, copies)
+        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+        assert copies is None or len(copies) == len(ids)
         old, width = len(self._lengths), ids.shape[1]
         columns = np.minimum(np.arange(width) + (width - lengths)[:, None], width - 1)
         self._lengths = np.concatenate([self._lengths, lengths])

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
@@ -143,6 +143,7 @@ class PreemptionHandler:
                 self._requested_at, self._elsewhere = time.monotonic(), True
             if self.asked and not self._told and self.on_asked is not None:
                 self._told = True
-                self.on_asked("another rank" if self.requested is None else self.requested.name)
+                with suppress(OSError, SystemExit):  # nobody may read any more what is printed
+                    self.on_asked("another rank" if self.requested is None else self.requested.name)
             if self._keeps_waiting():
                 signal.pthread_kill(main, signal.SIGUSR1)

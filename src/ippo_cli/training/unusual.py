@@ -70,7 +70,7 @@ def _truncated(rows: Sequence[Row], config: Config) -> str | None:
 
     def before_limit(name: str) -> bool:
         limit = config.task.agents[name].rollout.max_new_tokens
-        return rows[-1].get(f"{name}/rollout/response_length", limit) < limit
+        return rows[-1].get(f"{name}/rollout/response_length", limit) < ALL * limit
 
     limit = f"rollout.max_new_tokens={_limits(config, cut)}"
     if all(map(before_limit, cut)):

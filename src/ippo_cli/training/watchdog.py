@@ -142,11 +142,17 @@ class Watchdog:
         print("\n".join(filter(None, [f"ippo: {said}", left])), file=sys.stderr, flush=True)
 
 
+outliving: set[int] = set()
+"""Processes that this one has started, and that end by themselves once it is gone."""
+
+
 def descendants(parent: int) -> list[int]:
-    """The processes that this one has started, and those that they have, as far as the system says."""
+    """The processes that this one has started, and those that they have, as far as the system says; but for those that
+    are `outliving`."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():
             children = [int(number) for number in (task / "children").read_text().split()]
-            found += [number for child in children for number in (*descendants(child), child)]
+            ending = [child for child in children if child not in outliving]
+            found += [number for child in ending for number in (*descendants(child), child)]
     return found

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -94,7 +95,8 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
 
     def tell(message: Message) -> None:
-        print(json.dumps(message), file=answers, flush=True)
+        with suppress(OSError):  # the training process is gone, and what it has said is delivered all the same
+            print(json.dumps(message), file=answers, flush=True)
 
     first = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = first["path"]

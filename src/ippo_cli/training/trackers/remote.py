@@ -18,7 +18,7 @@ from ippo_cli.config.secrets import kept
 from ippo_cli.engine import progress
 from ippo_cli.training.trackers import child as child_program
 from ippo_cli.training.trackers.tracker import Row, TrackerError
-from ippo_cli.training.watchdog import descendants
+from ippo_cli.training.watchdog import descendants, outliving
 
 QUEUED = 1000  # messages that the process has not read yet
 LEAVING_S = 5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
@@ -46,6 +46,7 @@ class RemoteTracker:
         except OSError as error:
             self._without = f"has no process ({error.strerror})"
             return
+        outliving.add(self._process.pid)  # where a hanging run is ended it delivers what it was told
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -133,7 +134,10 @@ class RemoteTracker:
 
     def _end(self) -> None:
         """Leave nothing behind that the process has started."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
+            return
+        outliving.discard(self._process.pid)
+        if self._process.poll() is not None:
             return
         for pid in (*descendants(self._process.pid), self._process.pid):
             with suppress(OSError):
