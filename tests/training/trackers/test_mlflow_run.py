@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from small import rows, stopped_and_resumed, stopping_reward
 from ippo_cli.config.load import load_config
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.trackers.build import settings_of
-from ippo_cli.training.watchdog import descendants
 
 CANARY = "canary-5e1c-71f3"
 
@@ -94,10 +93,15 @@ def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(t
 
 
 def has_open(file: Path, process: int) -> bool:
-    return any(os.readlink(number) == str(file) for number in Path(f"/proc/{process}/fd").iterdir())
+    try:
+        return any(os.readlink(number) == str(file) for number in Path(f"/proc/{process}/fd").iterdir())
+    except FileNotFoundError:  # it opens and closes files while it is looked at
+        return False
 
 
-def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) -> None:
+def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(
+    tmp_path: Path, tracking: Callable[[], list[int]]
+) -> None:
     config = load_config(["tracker=mlflow", "name=mine", f"output_dir={tmp_path}", "tracker.tensorboard=false"])
     runs, lock = [], tmp_path / ".mlruns.lock"
     with lock.open("a") as held:
@@ -107,7 +111,7 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) 
             folder.mkdir(parents=True)
             runs.append(Run(folder, config.tracker, RunState(), settings_of(config)))
         end = time.monotonic() + 30
-        while not all(has_open(lock, process) for process in descendants(os.getpid())) and time.monotonic() < end:
+        while not all(has_open(lock, process) for process in tracking()) and time.monotonic() < end:
             time.sleep(0.1)
         assert not (tmp_path / "mlruns").exists(), "those that begin together make one experiment, one after another"
     for run in runs:
@@ -140,12 +144,15 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_server_that_never_answers_holds_up_no_row_and_the_end_for_its_limit_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tracking: Callable[[], list[int]],
 ) -> None:
     with silent_server() as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         run = begun(tmp_path / "default" / "a", "tracker.finish_timeout_s=2")
-        [process] = descendants(os.getpid())
+        [process] = tracking()
         seconds = []
         for iteration in range(100):
             began = time.perf_counter()
@@ -181,10 +188,10 @@ def test_rows_that_nobody_takes_are_counted_and_said_once(
 
 
 def test_signals_that_ask_the_run_to_leave_do_not_reach_its_tracker_and_a_lost_one_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tracking: Callable[[], list[int]]
 ) -> None:
     run = begun(tmp_path / "default" / "a")
-    [process] = descendants(os.getpid())
+    [process] = tracking()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         os.kill(process, number)
     run.log({"iteration": 1, "time/iteration": 1.0})
@@ -193,7 +200,7 @@ def test_signals_that_ask_the_run_to_leave_do_not_reach_its_tracker_and_a_lost_o
     assert (there.info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
     assert capsys.readouterr().out == ""
     run = begun(tmp_path / "default" / "b")
-    [process] = descendants(os.getpid())
+    [process] = tracking()
     os.kill(process, signal.SIGKILL)
     time.sleep(0.2)
     for iteration in (1, 2):

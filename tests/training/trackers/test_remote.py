@@ -6,20 +6,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
 from ippo_cli.training.trackers import remote
 from ippo_cli.training.trackers.remote import QUEUED, RemoteTracker
 from ippo_cli.training.trackers.tracker import TrackerError
-from ippo_cli.training.watchdog import descendants
 
 ROW = {f"low/score/part/{number}": 0.123456789 for number in range(100)}
 
 
-def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end() -> None:
+def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end(tracking: Callable[[], list[int]]) -> None:
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
-    [process] = descendants(os.getpid())
+    [process] = tracking()
     os.kill(process, signal.SIGSTOP)
     began, rows, problem = time.perf_counter(), 0, ""
     while not problem and rows < 3 * QUEUED:
@@ -33,7 +33,7 @@ def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end() -> None:
         tracker.finish("done")
     assert raised.value.missed == rows > QUEUED
     assert time.perf_counter() - began < 20
-    assert descendants(os.getpid()) == []
+    assert tracking() == []
 
 
 def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +47,12 @@ def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: 
     assert raised.value.missed == 2
 
 
-def test_a_run_that_is_asked_to_leave_waits_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_asked_to_leave_waits_for_less(
+    monkeypatch: pytest.MonkeyPatch, tracking: Callable[[], list[int]]
+) -> None:
     monkeypatch.setattr(remote, "LEAVING_S", 0.5)
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
-    [process] = descendants(os.getpid())
+    [process] = tracking()
     os.kill(process, signal.SIGSTOP)
     began = time.perf_counter()
     with pytest.raises(TrackerError, match=r"has not ended within 0\.5 s and is left"):

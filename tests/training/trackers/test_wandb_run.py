@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from wandb.proto import wandb_internal_pb2 as messages
 from ippo_cli.config.load import load_config
 from ippo_cli.training.run import Run, RunState
 from ippo_cli.training.trackers.build import settings_of
-from ippo_cli.training.watchdog import descendants
 
 CANARY = "canary-5e1c-71f3"
 TURN = {"agent": "low", "step": 0, "observation": "cab", "response": "abc", "cut": False, "score": 1.0}
@@ -110,11 +109,11 @@ def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
     assert not [path for path in files if b"canary" in path.read_bytes()]
 
 
-def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path, tracking: Callable[[], list[int]]) -> None:
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
     for iterations, state in (((1, 2), "preempted"), ((2, 3), "failed")):
         run = begun(folder)
-        for process in with_service():  # as a scheduler does that asks every process of a job to leave
+        for process in with_service(tracking):  # as a scheduler does that asks every process of a job to leave
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
                 os.kill(process, number)
         for iteration in iterations:
@@ -130,10 +129,10 @@ def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path) -> None:
     assert "preempting" in [record.WhichOneof("record_type") for record in before]
 
 
-def with_service() -> list[int]:
+def with_service(tracking: Callable[[], list[int]]) -> list[int]:
     """The process that speaks with W&B, and W&B's own, once it is there."""
     end = time.monotonic() + 20
-    while len(there := descendants(os.getpid())) < 2 and time.monotonic() < end:
+    while len(there := tracking()) < 2 and time.monotonic() < end:
         time.sleep(0.1)
     assert len(there) > 1
     return there
@@ -151,7 +150,11 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) 
 
 @pytest.mark.parametrize("absent", [False, True], ids=["silent", "absent"])
 def test_a_server_that_is_not_there_holds_up_no_row_and_the_end_for_its_limit_only(
-    absent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    absent: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tracking: Callable[[], list[int]],
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
@@ -161,7 +164,7 @@ def test_a_server_that_is_not_there_holds_up_no_row_and_the_end_for_its_limit_on
             listening.close()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
         run = begun(tmp_path / "default" / "a", "tracker.finish_timeout_s=2")
-        processes = descendants(os.getpid())
+        processes = tracking()
         seconds = []
         for iteration in range(100):
             began = time.perf_counter()
