@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from host_reads import HostReads
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StopStringCriteria
 
 from ippo_cli.rollout import continuous_batching, kv_cache
 from ippo_cli.rollout import decode as decoding
@@ -197,6 +197,28 @@ def test_a_row_ends_with_the_token_that_completes_a_stop_string(asked: Any, llam
             assert not any(stop in one_less for stop in stops)
         else:
             assert length == free.response_mask[row].sum()
+
+
+@pytest.mark.parametrize("before", ["", "letter"])
+def test_special_token_as_stop_string(asked: Any, llama: Any, before: str) -> None:
+    special = asked.tokenizer.convert_ids_to_tokens(2)
+    assert special in asked.tokenizer.all_special_tokens
+    free = asked.decoded(llama)
+    places = [(row, int(at)) for row, ids in enumerate(free.response_ids) for at in (ids == 2).nonzero().flatten()]
+    row, at = next((row, at) for row, at in places if at and free.response_ids[row, at - 1] > 2)
+    letter = asked.tokenizer.convert_ids_to_tokens(int(free.response_ids[row, at - 1])) if before else ""
+    stop = letter + special
+    found = asked.decoded(llama, stop_strings=(stop,))
+    assert found.response_ids[row, at] == 2
+    assert int(found.response_mask[row].sum()) == at + 1
+    assert found.finished[row]
+    stops = StopStringCriteria(asked.tokenizer, [stop])
+    for ids, mask, finished in zip(found.response_ids, found.response_mask, found.finished, strict=True):
+        said = ids[mask]
+        reached = [bool(stops(said[None, : end + 1], torch.empty(0))) for end in range(len(said))]
+        assert not any(reached[:-1])
+        assert bool(finished) == (reached[-1] or int(said[-1]) == 1)
+    assert special not in "".join(found.texts)
 
 
 def test_a_stop_string_in_the_prompt_ends_nothing(asked: Any, llama: Any) -> None:

@@ -90,6 +90,17 @@ def test_numbers_of_a_hand_worked_buffer() -> None:
     assert all(is_documented(f"low/{name}") for name in found)
 
 
+def test_rows_without_a_score_have_no_reward_and_no_return() -> None:
+    rollout, scores, targets = buffer()
+    scored = MASK & scores.valid[:, None]
+    found = rollout_metrics(rollout, scores, replace(targets, loss_mask=scored), kl_coef=0.25)
+    assert found["targets/reward"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
+    assert found["targets/return"] == pytest.approx(3 * (1 + 2 + 4 + 5 + 6) / 5)
+    assert found["rollout/logprob"] == pytest.approx(-(1 + 2 + 3 + 4 + 5 + 6) / 6)
+    none = rollout_metrics(rollout, scores, replace(targets, loss_mask=torch.zeros_like(MASK)), kl_coef=0.25)
+    assert math.isnan(none["targets/return"])
+
+
 def test_scores_are_told_as_the_reward_gave_them_and_as_the_processors_made_them() -> None:
     found = rollout_metrics(*buffer(score=torch.tensor([[-3.0], [0.0], [5.0]])), kl_coef=None)
     assert found["score/mean"] == 1.5

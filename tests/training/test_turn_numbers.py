@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
     )
     assert all(is_documented(f"low/{name}") for name in found)
     assert not any("kl/" in name for name in turn_sums(episodes, "low", *buffer(), 3, compares=False))
+
+    rollout, scores, targets = buffer()
+    scored = replace(targets, loss_mask=MASK & torch.tensor([[True], [False], [True]]))
+    found = turn_sums(episodes, "low", rollout, scores, scored, 3, compares=False)
+    assert found["targets/return/turn/1"] == pytest.approx(2 * (1 + 2 + 5) / 3)
+    assert found["rollout/logprob/turn/1"] == pytest.approx(-(1 + 2 + 4 + 5) / 4)
 
 
 def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:

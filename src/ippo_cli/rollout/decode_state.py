@@ -68,7 +68,7 @@ class DecodeState:
         assert self._stops is not None
         ended = self._stops[choice.tokens].cpu().numpy()
         if self._sampling.stop_strings:
-            ended = ended | self._said_stop_string()
+            ended = ended | self._ends_with_stop_string()
         self.finished[self.rows] = ended
         self._flat = self._flat + 1
         return ~(ended | (self.lengths[self.rows] >= self._limits[self.rows]))
@@ -91,7 +91,7 @@ class DecodeState:
         logprobs = behavior = self.logprobs.view(-1)[places].cpu().split(counts)
         if self.behavior_logprobs is not self.logprobs:
             behavior = self.behavior_logprobs.view(-1)[places].cpu().split(counts)
-        texts = self._spell([row_ids.tolist() for row_ids in ids])
+        texts = self._decode([row_ids.tolist() for row_ids in ids], special=False)
         parts = zip(ids, logprobs, behavior, texts, self.finished[rows].tolist(), strict=True)
         return [
             Completion(ids=row_ids, logprobs=plain, behavior_logprobs=drawn_from, text=text, finished=finished)
@@ -132,15 +132,25 @@ class DecodeState:
             return None
         return torch.from_numpy(young).to(self.tokens.device)[:, None] & self._stops
 
-    def _said_stop_string(self) -> np.ndarray:
-        """Live rows whose newest tokens complete a stop string; older tokens have been looked at before."""
+    def _ends_with_stop_string(self) -> np.ndarray:
+        """Live rows whose newest tokens complete a stop string, `[n]` bool; earlier steps have checked older tokens.
+
+        Special tokens count as they are spelled, as in `generate`: `</think>` is a stop string whichever kind it is.
+        """
         columns = np.arange(-self._tail + 1, 1)
         tails = self.ids.view(-1)[(self._flat[:, None] + torch.from_numpy(columns).to(self._flat.device)).clamp_(min=0)]
         ages = self.lengths[self.rows].tolist()
-        texts = self._spell([tail[max(0, self._tail - age) :] for tail, age in zip(tails.tolist(), ages, strict=True)])
+        newest = [tail[max(0, self._tail - age) :] for tail, age in zip(tails.tolist(), ages, strict=True)]
+        texts = self._decode(newest, special=True)
         return np.array([any(stop in text for stop in self._sampling.stop_strings) for text in texts], dtype=bool)
 
-    def _spell(self, responses: list[list[int]]) -> list[str]:
+    def _decode(self, responses: list[list[int]], *, special: bool) -> list[str]:
+        """Their texts, with or without `special` tokens, and nothing cleaned up."""
         if not responses:
             return []
-        return self._tokenizer.batch_decode(responses, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._tokenizer.batch_decode(
+            responses,
+            skip_special_tokens=not special,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=False,
+        )

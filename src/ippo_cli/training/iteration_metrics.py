@@ -93,8 +93,9 @@ def rollout_metrics(
     mask = rollout.response_mask
     own = torch.ones_like(rollout.finished) if own is None else own
     per_token = {"rollout/logprob": rollout.logprobs}
+    trained = {}  # means over the tokens that are trained on: rows without a score have no reward and no return
     if targets is not None:
-        per_token |= {"targets/reward": targets.rewards, "targets/return": targets.returns}
+        trained = {"targets/reward": targets.rewards, "targets/return": targets.returns}
     if rollout.behavior_logprobs is not rollout.logprobs:
         per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
     if kl_coef is not None and targets is not None:
@@ -105,12 +106,14 @@ def rollout_metrics(
         "rollout/truncated_share": (spoke & ~rollout.finished).double(),
         "score/failed_share": (scores.failed & own).double(),
     }
+    loss_mask = mask if targets is None else targets.loss_mask
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
+    sums += [masked_mean(numbers.double(), loss_mask) * loss_mask.sum() for numbers in trained.values()]
     sums += [numbers.sum() for numbers in per_row.values()]
-    counts = [mask.sum().double(), spoke.sum().double(), own.sum().double()]
-    tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
-    result = {name: ratio(value, tokens) for name, value in zip(per_token, found, strict=False)}
-    result |= {name: ratio(value, count) for name, value in zip(per_row, found[len(per_token) :], strict=True)}
+    counts = [mask.sum().double(), loss_mask.sum().double(), spoke.sum().double(), own.sum().double()]
+    tokens, loss_tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
+    denominators = dict.fromkeys(per_token, tokens) | dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
+    result = {name: ratio(value, divisor) for (name, divisor), value in zip(denominators.items(), found, strict=True)}
     result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
     result |= _score_moments("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:

@@ -59,13 +59,14 @@ def turn_sums(
     compares: bool,
 ) -> dict[str, float]:
     """Means over the turns with one number, over all ranks; `compares`: whether there is a reference."""
+    mask, loss_mask = rollout.response_mask, targets.loss_mask  # rows without a score have no reward and no return
     per_token = {
-        "rollout/logprob": rollout.logprobs,
-        "targets/reward": targets.rewards,
-        "targets/return": targets.returns,
+        "rollout/logprob": (rollout.logprobs, mask),
+        "targets/reward": (targets.rewards, loss_mask),
+        "targets/return": (targets.returns, loss_mask),
     }
     if compares:
-        per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
+        per_token["kl/reference"] = (rollout.logprobs - targets.ref_logprobs, mask)
     sums: dict[str, tuple[float, float]] = {}  # by name: the sum, and of how many
     for turn in range(turns):
         tokens = rollout.turn == turn
@@ -74,8 +75,9 @@ def turn_sums(
             (f"{name}/turn/{turn + 1}" if name == "score" else f"rollout/{name}/turn/{turn + 1}"): both
             for name, both in totals_of_turn(episodes, agent, turn, scores.raw, scores.valid).items()
         }
-        for name, numbers in per_token.items():
-            sums[f"{name}/turn/{turn + 1}"] = float(numbers.double()[tokens].sum()), float(tokens.sum())
+        for name, (numbers, counted) in per_token.items():
+            own = tokens & counted
+            sums[f"{name}/turn/{turn + 1}"] = float(numbers.double()[own].sum()), float(own.sum())
         for how, credit in scores.credit.items():
             known = there & torch.isfinite(credit).all(dim=1)
             sums[f"credit/{how}/mean/turn/{turn + 1}"] = _column(credit, turn, known)
