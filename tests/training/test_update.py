@@ -85,6 +85,41 @@ def test_the_critic_alone_moves_during_its_warmup(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [("zero0", "fp32"), ("zero1", "fp32"), ("zero2", "fp32"), ("zero3", "fp32"), ("zero1", "bf16"), ("zero3", "bf16")],
+)
+def test_critic_warmup_trains_the_value_head_alone(tmp_path, stage, dtype):
+    keys = ("critic=value_head", "algorithm.mini_batch_size=16", "algorithm.ppo_epochs=1", "algorithm.critic_warmup=2")
+    keys += (
+        "actor.learning_rate=0.01",
+        "actor.weight_decay=0.1",
+        "actor.warmup_iterations=0",
+        f"actor.dtype={dtype}",
+        f"deepspeed={stage}",
+    )
+    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+
+        def weights():
+            return {name: value.float() for name, value in engine.full_state_dict().items()}
+
+        engine = trainer.state.team["low"].policy.engine
+        before = weights()
+        for _ in range(2):
+            trainer.step()
+        after = weights()
+        moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
+        assert moved == {"value_head.out.weight", "value_head.out.bias"}
+        assert trainer.state.progress.row["low/joint/steps"] >= 1
+        trainer.step()
+        change = {name: (value - after[name]).abs().max().item() for name, value in weights().items()}
+        largest = max(value for name, value in change.items() if not name.startswith("value_head"))
+        # Adam's first step is the learning rate whatever the gradient; decay adds a tenth of it times the weight.
+        rate = trainer.state.progress.row["low/joint/learning_rate"]
+        assert largest == pytest.approx(rate, rel=0.02 if dtype == "fp32" else 0.3)
+
+
+@pytest.mark.slow
 def test_target_kl_ends_the_epochs_early(tmp_path):
     row, _ = one_iteration(
         tmp_path,

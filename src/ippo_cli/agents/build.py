@@ -250,6 +250,7 @@ def _actor_learner(
     kl_loss = config.algorithm.kl.loss
     objective = PolicyObjective if policy.value_head is None else JointObjective
     groups = param_groups(policy.trained, actor)
+    policy_groups = len(groups)
     if isinstance(critic, ValueHeadCriticConfig):
         assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
@@ -270,6 +271,7 @@ def _actor_learner(
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
         share_prefixes=config.deepspeed.share_prefixes,
+        policy_groups=policy_groups,
     )
 
 

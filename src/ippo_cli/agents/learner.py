@@ -37,13 +37,20 @@ class Learner:
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
     share_prefixes: bool  # whether what packed rows begin with alike is read once
+    policy_groups: int = (
+        0  # how many of the engine's parameter groups hold the policy that a value head is trained with
+    )
     layout: Layout | None = None  # of the views that it reads in place of its agents' rows; None: it reads the rows
     skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
-        """Set the rate of an iteration (counted from 0) and return it as a share of the peak."""
+        """Set the rate of an iteration (counted from 0) and return it as a share of the peak.
+
+        While a value head is trained alone (`algorithm.critic_warmup`), the policy's own weights have a rate of 0.
+        """
         factor = schedule_factor(self.optimizer, iteration, num_iterations)
-        self.engine.set_learning_rate(factor)
+        held = range(self.policy_groups) if self.objective.holds_policy(iteration) else ()
+        self.engine.set_learning_rate(factor, held)
         return factor
 
     @property

@@ -40,6 +40,10 @@ class Objective(Protocol):
         """Whether anything is trained in this iteration."""
         ...
 
+    def holds_policy(self, iteration: int) -> bool:
+        """Whether a policy that shares the engine keeps its weights in this iteration (counted from 0)."""
+        ...
+
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
@@ -78,18 +82,22 @@ class PolicyObjective:
     def trains(self, context: StepContext) -> bool:
         return context.iteration >= self.config.critic_warmup
 
+    def holds_policy(self, iteration: int) -> bool:
+        return False
+
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
         return {"policy": policy_objective(self._forward(engine, sequences), batch, self.config, self.response_budget)}
 
-    def _forward(self, engine: Engine[Any], sequences: Sequences) -> PolicyOutput:
+    def _forward(self, engine: Engine[Any], sequences: Sequences, *, head_alone: bool = False) -> PolicyOutput:
         return engine(
             sequences,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=True,
             reference=self.reference,
+            head_alone=head_alone,
         )
 
 
@@ -111,6 +119,9 @@ class ValueObjective:
 
     def trains(self, context: StepContext) -> bool:
         return True
+
+    def holds_policy(self, iteration: int) -> bool:
+        return False
 
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
@@ -134,14 +145,18 @@ class JointObjective(PolicyObjective):
     def trains(self, context: StepContext) -> bool:
         return True
 
+    def holds_policy(self, iteration: int) -> bool:
+        return iteration < self.config.critic_warmup
+
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
-        output = self._forward(engine, sequences)
+        head_alone = self.holds_policy(context.iteration)
+        output = self._forward(engine, sequences, head_alone=head_alone)
         assert output.values is not None
         assert output.final_values is not None
         policy = policy_objective(output, batch, self.config, self.response_budget)
-        if context.iteration < self.config.critic_warmup:  # the policy's term stays in the graph and moves nothing
+        if head_alone:  # the policy's term stays in the graph and moves nothing
             policy = replace(policy, total=0.0 * policy.total)
         value = value_objective(output.values, output.final_values, batch, self.config, self.response_budget)
         return {"policy": policy, "value": value}

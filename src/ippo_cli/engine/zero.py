@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -79,6 +79,7 @@ class Engine(Generic[M]):
         self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
+        self._held: frozenset[int] = frozenset()  # numbers of the groups that steps leave as they are
         self._whole = False
         self._loadable = True
         if self._stage == 0:
@@ -138,6 +139,8 @@ class Engine(Generic[M]):
                 # DeepSpeed forgets to drop what it added up in fp32, and would skip every later step as well.
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
+        if self._held:
+            self._reset_unused_moments()
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
 
     def _fill_missing_gradients(self) -> None:
@@ -148,12 +151,27 @@ class Engine(Generic[M]):
                 if param.grad is None:
                     param.grad = torch.zeros_like(param)
 
-    def set_learning_rate(self, factor: float) -> None:
-        """Sets every group's learning rate to its base times `factor`: schedules are the caller's."""
-        self._factor = factor
+    def _reset_unused_moments(self) -> None:
+        """Sets back the step count of moments that no gradient has entered yet.
+
+        Adam counts every step for its bias correction: after n steps without gradients the first one with a gradient
+        would be up to 3.2 times the learning rate. Moments of several groups are never in one tensor.
+        """
         assert self._optimizer is not None
-        for group, base in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
-            group["lr"] = base["lr"] * factor
+        for state in self._optimizer.state.values():
+            if "step" in state and not state["exp_avg_sq"].any():
+                state["step"].zero_()
+
+    def set_learning_rate(self, factor: float, held: Collection[int] = ()) -> None:
+        """Sets every group's learning rate to its base times `factor`: schedules are the caller's.
+
+        Steps leave the `held` groups (by their number) unchanged, weight decay included; the caller's loss gives them
+        no gradient.
+        """
+        self._factor, self._held = factor, frozenset(held)
+        assert self._optimizer is not None
+        for number, (group, base) in enumerate(zip(self._optimizer.param_groups, self._hyperparameters, strict=True)):
+            group["lr"] = 0.0 if number in self._held else base["lr"] * factor
 
     @contextlib.contextmanager
     def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[M]:
@@ -267,7 +285,7 @@ class Engine(Generic[M]):
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
-        self.set_learning_rate(self._factor)
+        self.set_learning_rate(self._factor, self._held)
         if self._stage > 0:
             self._ds.optimizer.clip_grad = self._max_grad_norm
 

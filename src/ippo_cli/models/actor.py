@@ -83,10 +83,12 @@ class Policy(nn.Module):
         chunk_tokens: int,
         with_entropy: bool = False,
         reference: Policy | None = None,
+        head_alone: bool = False,
     ) -> PolicyOutput:
         """Log-probabilities (and entropies, values) of the action tokens of every row; logits exist by chunks only.
 
-        With a `reference`, also the exact divergence from it in each state.
+        With a `reference`, also the exact divergence from it in each state. `head_alone`: values have no gradient
+        with respect to the language model, only to the value head.
         """
         hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         own = sequences.response_mask
@@ -113,7 +115,8 @@ class Policy(nn.Module):
             divergence = zeros.masked_scatter(own, divergence[:count])
         values = final_values = None
         if self.value_head is not None:
-            values, final_values = split_values(at_states(self.value_head(hidden), sequences.state), sequences)
+            read_by_head = hidden.detach() if head_alone else hidden
+            values, final_values = split_values(at_states(self.value_head(read_by_head), sequences.state), sequences)
         return PolicyOutput(
             logprobs=zeros.masked_scatter(own, logprobs[:count]),
             entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),

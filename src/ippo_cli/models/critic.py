@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,8 +38,20 @@ class ValueModelConfig(PreTrainedConfig):
         self.value_head_hidden_dim = value_head_hidden_dim
 
 
+class Float32Linear(nn.Linear):
+    """A linear map computed in float32, whatever the dtype of its input and its weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(input.float(), self.weight.float(), bias)
+
+
 class ValueHead(PreTrainedModel):
-    """Hidden states `[..., H]` to values `[...]` in float32. Its last layer starts at zero, and so does every value."""
+    """Hidden states `[..., H]` to values `[...]` in float32. Its last layer starts at zero, and so does every value.
+
+    Weights have the model's dtype and the computation is in float32: bfloat16 has 8 bits, so that values around 5 would
+    be multiples of 1/32, and that rounding would enter advantages as noise.
+    """
 
     config_class = ValueHeadConfig
     base_model_prefix = "value_head"
@@ -46,8 +59,8 @@ class ValueHead(PreTrainedModel):
     def __init__(self, config: ValueHeadConfig) -> None:
         super().__init__(config)
         inner = config.value_head_hidden_dim
-        self.hidden = nn.Linear(config.hidden_size, inner) if inner else None
-        self.out = nn.Linear(inner or config.hidden_size, 1)
+        self.hidden = Float32Linear(config.hidden_size, inner) if inner else None
+        self.out = Float32Linear(inner or config.hidden_size, 1)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -56,10 +69,9 @@ class ValueHead(PreTrainedModel):
             nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden.to(self.out.weight.dtype)  # Mamba keeps its residual stream in float32
         if self.hidden is not None:
             hidden = torch.tanh(self.hidden(hidden))
-        return self.out(hidden).squeeze(-1).float()
+        return self.out(hidden).squeeze(-1)
 
 
 class ValueModel(PreTrainedModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -21,7 +21,7 @@ from transformers import (
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.critic import ValueModel, ValueModelConfig
+from ippo_cli.models.critic import Float32Linear, ValueModel, ValueModelConfig
 from ippo_cli.models.load import UnusableModel, cannot_load, load_pretrained, no_tokenizer, what_is_missing
 from ippo_cli.models.shape import ModelShape, model_shape
 
@@ -130,7 +130,16 @@ def load_reward_model(
         model = load_pretrained(kind, source, revision=revision, dtype=DTYPES[dtype], trains=False)
     except Exception as error:
         raise cannot_load(f"reward.model={source}", "reward model", error, what_is_missing(Path(source))) from error
+    compute_scores_in_float32(model)
     return RewardModel(model=model.requires_grad_(False).to(device), device=device, batch_tokens=batch_tokens)
+
+
+def compute_scores_in_float32(model: PreTrainedModel) -> None:
+    """Make a classifier's last linear map compute in float32: bfloat16 would round scores around 5 to 1/32."""
+    inside = {id(module) for module in model.base_model.modules()} if model.base_model is not model else set()
+    for module in model.modules():
+        if type(module) is nn.Linear and id(module) not in inside and module.out_features == 1:
+            module.__class__ = Float32Linear
 
 
 def read_config(source: str, revision: str | None) -> Any:
