@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.math import MathReward
 
 
@@ -30,6 +31,28 @@ CASES = [
     ("18", r"\boxed{19}", 0.0, 1.0),
     ("18", "no idea", 0.0, 0.0),
     ("18", "", 0.0, 0.0),
+    # Exact numbers that agree in six decimals.
+    (r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", 0.0, 1.0),
+    (r"\frac{1}{2^{99}}", r"\boxed{2^{-99}}", 1.0, 1.0),
+    ("[1/2^{99}, 1]", r"\boxed{[1/2^{98}, 1]}", 0.0, 1.0),
+    ("0.0000001", r"\boxed{0.0000002}", 0.0, 1.0),
+    (r"\frac{1}{3}", r"\boxed{0.333333}", 1.0, 1.0),
+    # Numerals with their base.
+    ("1234_5", r"\boxed{1234_6}", 0.0, 1.0),
+    ("1234_5", r"\boxed{1234_{5}}", 1.0, 1.0),
+    ("1234_5", r"\boxed{1234}", 1.0, 1.0),
+    ("AB_{16}", r"\boxed{AC_{16}}", 0.0, 1.0),
+    # Percentages: with or without the sign, or as a fraction.
+    (r"50\%", r"\boxed{0.5}", 1.0, 1.0),
+    (r"50\%", r"\boxed{50}", 1.0, 1.0),
+    (r"50\%", "so it is 50%", 1.0, 1.0),
+    ("0.5", r"\boxed{50\%}", 1.0, 1.0),
+    (r"33\frac{1}{3}\%", r"\boxed{\frac13}", 1.0, 1.0),
+    (r"50\%", r"\boxed{51\%}", 0.0, 1.0),
+    # Currency.
+    (r"\$18.90", r"\boxed{18.90}", 1.0, 1.0),
+    (r"\$32,\!348", r"\boxed{32348}", 1.0, 1.0),
+    ("$5", r"\boxed{\$5.00}", 1.0, 1.0),
 ]
 
 
@@ -54,4 +77,12 @@ def test_a_tower_of_powers_is_killed_and_fails_alone(reward: MathReward) -> None
 
 def test_a_reference_that_is_no_mathematics_fails(reward: MathReward) -> None:
     found = reward([{"answer": ""}], {"solver": ["1"]})
-    assert "is no mathematics" in str(found.failures[0])
+    assert "is not a mathematical expression" in str(found.failures[0])
+
+
+def test_references_are_read_before_training(reward: MathReward) -> None:
+    assert reward.try_on([{"answer": "3/4"}, {"answer": r"\$3.00"}]) == []
+    [warning] = reward.try_on([{"answer": "7"}, {"answer": ""}])
+    assert "task.agents.solver.answer={answer}: 1 of 2 reference answers" in warning
+    with pytest.raises(ConfigError, match="which is not an expression that math-verify reads"):
+        reward.try_on([{"answer": ""}, {"answer": " "}])

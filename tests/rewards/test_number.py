@@ -11,6 +11,7 @@ from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
 from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.gsm8k import reference_number
 from ippo_cli.rewards.number import NearNumber, parts_of
 from ippo_cli.rewards.responses import OfResponses
 
@@ -76,3 +77,33 @@ def test_an_answer_is_needed() -> None:
         check(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
     with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
         build_reward(config.reward, config.task.agents)
+
+
+@pytest.mark.parametrize("reference", ["3/4", "20 m^2", "10^6", "1e3", "#### 3/4", "5 or 6", "2 apples", "", "x = 3"])
+def test_reference_that_is_more_than_a_number(reference: str) -> None:
+    assert reference_number(reference) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "number"),
+    [
+        ("42", 42),
+        ("-$1,024.00", -1024),
+        ("so 7.\n#### 1,024", 1024),
+        ("50%", 50),
+        ("€20", 20),
+        (".5", 0.5),
+        ("42.", 42),
+    ],
+)
+def test_reference_that_is_a_number(reference: str, number: float) -> None:
+    assert reference_number(reference) == Decimal(str(number))
+
+
+def test_references_are_checked_before_training() -> None:
+    reward = NearNumber({"solver": "{answer}"}, {"right": 1.0})
+    assert reward.try_on([{"answer": "4"}]) == []
+    [warning] = reward.try_on([{"answer": "4"}, {"answer": "3/4"}])
+    assert "1 of 2 reference answers that were checked are not a number, such as '3/4'" in warning
+    with pytest.raises(ConfigError, match="which is not a number; use reward=math"):
+        reward.try_on([{"answer": "10^6"}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,15 @@ from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import intervals, length_summary
 from ippo_cli.evaluation.unseen import unseen_rows
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Place, RewardFunction, close_reward, prepare_reward, reach_reward, try_reward
+from ippo_cli.rewards.contract import (
+    Place,
+    RewardFunction,
+    close_reward,
+    prepare_reward,
+    reach_reward,
+    sample_examples,
+    try_reward,
+)
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
@@ -211,7 +220,8 @@ def examination(config: Config, device: torch.device) -> Iterator[Examination]:
         held_out = load_held_out(config.task, config.seed)
         reward = build_reward(config.reward, config.task.agents)
         held.callback(close_reward, reward)
-        try_reward(reward, (held_out[0],))
+        for warning in try_reward(reward, sample_examples(held_out)):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         reach_reward(reward)
         prepare_reward(reward, Place(device=device, folder=None))
         yield Examination(config=config, environments=environments, held_out=held_out, reward=reward)

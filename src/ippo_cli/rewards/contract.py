@@ -16,6 +16,8 @@ from ippo_cli.types import Episode, Example
 
 Numbers = Sequence[float]
 
+TRIED_EXAMPLES = 64  # of each table, before training
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
@@ -123,11 +125,22 @@ def prepare_reward(reward: RewardFunction, place: Place) -> None:
         prepare(place)
 
 
-def try_reward(reward: RewardFunction, examples: Sequence[Example]) -> None:
-    """Raise `ConfigError` where a reward cannot read these: one that reads fields of its own has a `try_on`."""
+def try_reward(reward: RewardFunction, examples: Sequence[Example]) -> list[str]:
+    """Warnings of examples that a reward cannot read; a reward that reads fields of them has a `try_on`.
+
+    Raises `ConfigError` where it could score none.
+    """
     try_on = getattr(reward, "try_on", None)
-    if try_on is not None:
-        try_on(examples)
+    return [] if try_on is None else list(try_on(examples) or ())
+
+
+def sample_examples(*tables: Sequence[Example]) -> list[Example]:
+    """Examples to try a reward on: the first of each table, then more of each at equal distances."""
+    first = [table[0] for table in tables]
+    steps = [max(1, len(table) // TRIED_EXAMPLES) for table in tables]
+    return first + [
+        table[place] for table, step in zip(tables, steps, strict=True) for place in range(1, len(table), step)
+    ]
 
 
 def reach_reward(reward: RewardFunction) -> None:

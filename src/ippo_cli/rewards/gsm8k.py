@@ -9,15 +9,17 @@ from decimal import Decimal
 
 from ippo_cli.config.schema import NumberMatch
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.references import check_references, render_reference
 from ippo_cli.rewards.responses import Responses
 from ippo_cli.rewards.rows import mean_rows
-from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 # An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.
 NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
 _ANSWER = re.compile(rf"####[ \t]*({NUMBER})")
 _ANY = re.compile(NUMBER)
+_WHOLE = re.compile(rf"[€£¥]?({NUMBER})[ \t]*(?:[%€£¥]|\\%)?\.?")  # a number with a currency or percent sign at most
+REMEDY = "use reward=math for expressions, or leave such rows out with task.filter"
 
 
 class Gsm8k:
@@ -36,13 +38,14 @@ class Gsm8k:
         self.answers = answers
         self.match = match
 
+    def try_on(self, examples: Sequence[Example]) -> list[str]:
+        return check_number_references(self.answers, examples)
+
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         strict: dict[str, list[float]] = {}
         flexible: dict[str, list[float]] = {}
-        for name, answer in self.answers.items():
-            wanted = [
-                reference_number(render_template(answer, example, f"task.agents.{name}.answer")) for example in examples
-            ]
+        for name in self.answers:
+            wanted = [reference_number(render_reference(self.answers, name, example)) for example in examples]
             strict[name] = _right(wanted, map(strict_number, responses[name]))
             flexible[name] = _right(wanted, map(last_number, responses[name]))
         own = strict if self.match is NumberMatch.strict else flexible
@@ -66,9 +69,21 @@ def last_number(text: str) -> Decimal | None:
 
 
 def reference_number(text: str) -> Decimal | None:
-    """The number of a reference answer: a solution that ends with `#### number`, or the number alone."""
-    number = strict_number(text)
-    return last_number(text) if number is None else number
+    """The number of a reference answer: a solution that ends with `#### number`, or the number alone.
+
+    None for an answer that is more than a number, such as `3/4`, `20 m^2` or `10^6`: its last number is another one.
+    """
+    number = _WHOLE.fullmatch(text.rsplit("####", 1)[-1].strip())
+    return _value(number[1]) if number else None
+
+
+def check_number_references(answers: Mapping[str, str], examples: Sequence[Example]) -> list[str]:
+    """Warnings of reference answers that are no numbers; raises `ConfigError` where none is one."""
+
+    def find_unreadable(texts: list[str]) -> list[bool]:
+        return [reference_number(text) is None for text in texts]
+
+    return check_references(answers, examples, find_unreadable, rule="a number", remedy=REMEDY)
 
 
 def _value(number: str) -> Decimal:

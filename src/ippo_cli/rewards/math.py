@@ -12,12 +12,13 @@ from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.references import check_references, render_reference
 from ippo_cli.rewards.responses import Responses
 from ippo_cli.rewards.rows import Row, gathered
-from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 COMPARE = "ippo_cli.rewards.math_verify_call:compare"
+CHECK = "ippo_cli.rewards.math_verify_call:check_reference"
 
 
 class MathReward:
@@ -34,11 +35,28 @@ class MathReward:
         self.answers = answers
         size = workers or cores_per_rank(os.environ, distributed.world_size())
         self._processes = Processes(COMPARE, "reward.kind", size, timeout_s)
+        self._timeout_s = timeout_s
+
+    def try_on(self, examples: Sequence[Example]) -> list[str]:
+        return check_references(
+            self.answers,
+            examples,
+            self._find_unreadable,
+            rule="an expression that math-verify reads",
+            remedy="write it in LaTeX or as a number, or leave such rows out with task.filter",
+        )
+
+    def _find_unreadable(self, texts: list[str]) -> list[bool]:
+        checks = Processes(CHECK, "reward.kind", 1, self._timeout_s)
+        try:
+            return [result != "" for result in checks.call([((text,), {}) for text in texts])]
+        finally:
+            checks.close()
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         calls = [
-            ((render_template(answer, example, f"task.agents.{name}.answer"), text), {})
-            for name, answer in self.answers.items()
+            ((render_reference(self.answers, name, example), text), {})
+            for name in self.answers
             for example, text in zip(examples, responses[name], strict=True)
         ]
         found = self._processes.call(calls)

@@ -1,33 +1,160 @@
 """Comparing two texts as mathematics: one call, made in a process that can be killed. Needs the extra `math`.
 
 Some answers take computer algebra longer than anyone waits, such as a tower of powers. math-verify's own time limits
-are off: they are alarms, which do not reach all of it.
+are off: they are alarms, which do not reach all of it. What math-verify judges by six decimals, drops or does not read
+(exact numbers, numerals in bases, percentages, currency) is checked here.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+from sympy import Basic, Eq, FiniteSet, Float, Mul, Rational, UnevaluatedExpr  # pyright: ignore
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns once that its limits are off
+
+DIGITS = 50  # to which exact numbers are computed
+EXACT = 1e-30  # relative difference of exact numbers that counts as none
+ROUNDED = 1e-3  # the same where one of two numbers has decimals; math-verify compares six decimals besides
+_BASED = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
+_SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
+
+
+class ParsedAnswer(NamedTuple):
+    """An answer as math-verify reads it (`values`), without its percent sign, and the text that was read."""
+
+    values: list[Any]
+    text: str
+    percent: bool
 
 
 def compare(reference: str, text: str) -> dict[str, float]:
     """Whether the text holds an answer (`found`), and whether that equals the reference (`right`)."""
-    wanted, answer = _reference(reference), parse(text, parsing_timeout=0)
-    right = bool(answer) and verify(wanted, answer, timeout_seconds=0)
-    return {"found": float(bool(answer)), "right": float(right)}
+    wanted, answer = parse_reference(reference), _parse_response(text)
+    right = bool(answer.values) and _is_equal(wanted, answer)
+    return {"found": float(bool(answer.values)), "right": float(right)}
 
 
 @cache
-def _reference(text: str) -> list[Any]:
-    """A reference answer: what stands after a last `####`, in LaTeX with or without its `$`; raises for another."""
-    answer = text.rsplit("####", 1)[-1].strip()
+def parse_reference(text: str) -> ParsedAnswer:
+    """A reference answer: the text after a last `####`, in LaTeX with or without its `$`.
+
+    Raises `ValueError` for a text that math-verify cannot read.
+    """
+    answer = _without_currency(text.rsplit("####", 1)[-1].strip())
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
-    found = parse(answer if marked else f"${answer}$", parsing_timeout=0)  # as text, `2\sqrt{2}` is a 2
-    if not answer or not found:
-        raise ValueError(f"the reference answer {answer!r:.60} is no mathematics")
+    if marked:
+        found = _parse_response(answer)
+    else:
+        percent = _PERCENT.search(answer)
+        plain = answer[: percent.start()] if percent else answer
+        # As text, `2\sqrt{2}` is a 2: it is marked as mathematics.
+        found = ParsedAnswer(parse(f"${plain}$", parsing_timeout=0), plain, percent is not None)
+    if not answer or not found.values:
+        raise ValueError(f"the reference answer {answer!r:.60} is not a mathematical expression")
     return found
+
+
+def check_reference(text: str) -> str:
+    """Why a reference answer cannot be read; empty where it can. A call of a process."""
+    try:
+        parse_reference(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _without_currency(text: str) -> str:
+    """`\\$32,\\!348` as `32,348`, and a lone `$` before a number likewise."""
+    text = _SPACING.sub("", text.replace(r"\$", ""))
+    return re.sub(r"^\$(?=[\d.][^$]*$)", "", text)
+
+
+def _parse_response(text: str) -> ParsedAnswer:
+    values = parse(text, parsing_timeout=0)
+    if not values:
+        return ParsedAnswer([], "", False)
+    read = str(values[-1])
+    percent = _PERCENT.search(read)
+    if percent:
+        plain = read[: percent.start()]
+        return ParsedAnswer(parse(f"${plain}$", parsing_timeout=0) or values, plain, True)
+    number = _percent_value(values[0])
+    return ParsedAnswer(values, read, False) if number is None else ParsedAnswer([number, str(number)], read, True)
+
+
+def _percent_value(value: Any) -> Any:
+    """p of the `p * 1/100` that math-verify makes of a percentage; None for other values."""
+    if isinstance(value, Mul) and len(value.args) == 2:
+        for number, factor in (value.args, value.args[::-1]):
+            if isinstance(factor, UnevaluatedExpr) and factor.args[0] == Rational(1, 100):
+                return number
+    return None
+
+
+def _is_equal(wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
+    """As math-verify means it: a percentage equals its number with or without the sign, and the fraction."""
+    bases = _base_and_digits(wanted.text), _base_and_digits(answer.text)
+    if None not in bases:
+        return bases[0] == bases[1]
+    if _verify(wanted.values, answer.values):
+        return True
+    if wanted.percent == answer.percent:
+        return False
+    percentage, other = (wanted, answer) if wanted.percent else (answer, wanted)
+    if not isinstance(percentage.values[0], Basic):
+        return False
+    fraction = percentage.values[0] * Rational(1, 100)
+    return _verify([fraction, str(fraction)], other.values)
+
+
+def _verify(wanted: list[Any], answer: list[Any]) -> bool:
+    if not verify(wanted, answer, timeout_seconds=0):
+        return False
+    return not _differ(wanted[0], answer[0])
+
+
+def _base_and_digits(text: str) -> tuple[int, str] | None:
+    """`1234_5` as (5, "1234"); None for a text that is not a numeral with its base."""
+    found = _BASED.fullmatch(text.replace("(", "").replace(")", "").replace(" ", ""))
+    if not found or not 2 <= int(found[2]) <= 36:
+        return None
+    digits, base = found[1].upper(), int(found[2])
+    return (base, digits) if all(int(digit, 36) < base for digit in digits) else None
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two values that agree in six decimals are different numbers, or contain such a pair."""
+    a, b = _right_side(a), _right_side(b)
+    if not (isinstance(a, Basic) and isinstance(b, Basic)):
+        return False
+    if getattr(a, "is_number", False) and getattr(b, "is_number", False):
+        return _numbers_differ(a, b)
+    if a.func != b.func or len(a.args) != len(b.args):
+        return False
+    pairs = [list(a.args), list(b.args)]
+    if isinstance(a, FiniteSet):
+        if not all(part.is_number for part in (*a.args, *b.args)):
+            return False
+        pairs = [sorted(parts, key=lambda part: complex(part.evalf()).real) for parts in pairs]
+    return any(map(_differ, *pairs))
+
+
+def _numbers_differ(a: Any, b: Any) -> bool:
+    try:
+        first, second = a.evalf(DIGITS), b.evalf(DIGITS)
+        largest = max(abs(first), abs(second))
+        tolerance = ROUNDED if a.has(Float) or b.has(Float) else EXACT
+        return bool(largest > 0) and bool(abs(first - second) > tolerance * largest)
+    except (TypeError, ValueError, ArithmeticError):  # infinities and others that have no difference
+        return False
+
+
+def _right_side(value: Any) -> Any:
+    """5 of `x = 5`."""
+    return value.rhs if isinstance(value, Eq) and not value.lhs.is_number else value

@@ -68,9 +68,8 @@ class MixReward:
             own = None if place.folder is None else place.folder / name
             prepare_reward(part.reward, replace(place, folder=own))
 
-    def try_on(self, examples: Sequence[Example]) -> None:
-        for part in self.parts.values():
-            try_reward(part.reward, examples)
+    def try_on(self, examples: Sequence[Example]) -> list[str]:
+        return [warning for part in self.parts.values() for warning in try_reward(part.reward, examples)]
 
     def reach(self) -> None:
         for part in self.parts.values():

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.gsm8k import NUMBER, last_number, reference_number
+from ippo_cli.rewards.gsm8k import NUMBER, check_number_references, last_number, reference_number
+from ippo_cli.rewards.references import render_reference
 from ippo_cli.rewards.responses import Responses
 from ippo_cli.rewards.rows import mean_rows
-from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 _BARE = re.compile(NUMBER)
@@ -32,12 +32,13 @@ class NearNumber:
         self.answers = answers
         self.weights = weights
 
+    def try_on(self, examples: Sequence[Example]) -> list[str]:
+        return check_number_references(self.answers, examples)
+
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         found: dict[str, dict[str, list[float]]] = {}
-        for name, answer in self.answers.items():
-            wanted = [
-                reference_number(render_template(answer, example, f"task.agents.{name}.answer")) for example in examples
-            ]
+        for name in self.answers:
+            wanted = [reference_number(render_reference(self.answers, name, example)) for example in examples]
             rows = [parts_of(text, number) for text, number in zip(responses[name], wanted, strict=True)]
             found[name] = {part: [row[part] for row in rows] for part in self.weights}
         own = {

@@ -31,10 +31,9 @@ class OfResponses:
         )
         return self.function(examples, last_texts(episodes, self.agents), **further)
 
-    def try_on(self, examples: Sequence[Example]) -> None:
+    def try_on(self, examples: Sequence[Example]) -> list[str]:
         try_on = getattr(self.function, "try_on", None)
-        if try_on is not None:
-            try_on(examples)
+        return [] if try_on is None else list(try_on(examples) or ())
 
     def close(self) -> None:
         close = getattr(self.function, "close", None)

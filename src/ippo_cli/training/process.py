@@ -33,7 +33,15 @@ from ippo_cli.config.time_limit import limit_of
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import cores_per_rank, job_end
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Place, RewardFunction, close_reward, prepare_reward, reach_reward, try_reward
+from ippo_cli.rewards.contract import (
+    Place,
+    RewardFunction,
+    close_reward,
+    prepare_reward,
+    reach_reward,
+    sample_examples,
+    try_reward,
+)
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
@@ -189,7 +197,7 @@ def build_trainer(
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
         with distributed.failing_together():
-            try_reward(reward, (task.train[0], task.held_out[0]))
+            console.warn(try_reward(reward, sample_examples(task.train, task.held_out)))
             reach_reward(reward)
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
         with distributed.failing_together():

@@ -246,8 +246,46 @@ def mutated(row: dict[str, str]) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+GOOD = "def add(a, b):\n    return a + b\n"
+FORMS = {
+    "example after it": f"```python\n{GOOD}```\nExample:\n```python\nprint(add(1, 2))\n```",
+    "output after it": f"```python\n{GOOD}```\nOutput:\n```\n3\n```",
+    "shell after it": f"```python\n{GOOD}```\n```bash\npython add.py\n```",
+    "carriage returns": f"```python\n{GOOD}```".replace("\n", "\r\n"),
+    "indented fence": "1. This:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n",
+    "indented by a tab": "\t```python\n\tdef add(a, b):\n\t    return a + b\n\t```",
+    "tildes": f"~~~python\n{GOOD}~~~",
+    "four backticks": f"````python\n{GOOD}````",
+    "attributes": f'```python title="add.py"\n{GOOD}```',
+    "fence in a docstring": '```python\ndef add(a, b):\n    """\n    ```\n    add(1, 2)\n    ```\n    """\n'
+    "    return a + b\n```",
+    "helper in an earlier block": "```python\ndef plus(a, b):\n    return a + b\n```\n"
+    "```python\ndef add(a, b):\n    return plus(a, b)\n```",
+    "corrected draft": f"```python\ndef add(a, b):\n    return a - b\n```\nNo:\n```python\n{GOOD}```",
+    "closed at the end of a line": f"```python\n{GOOD.rstrip()}```",
+    "no fence": f"Here it is:\n\n{GOOD}\nThis adds them.",
+    "body": "    return a + b\n\nThis adds them.",
+    "body without indentation": "return a + b\n",
+    "body in a fence": "```python\n    return a + b\n```",
+    "lambda": "```python\nadd = lambda a, b: a + b\n```",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_a_correct_program(form: str) -> None:
+    prompt = 'def add(a, b):\n    """Sum of two."""\n'
+    test = "def check(candidate):\n    assert candidate(2, 3) == 5\n"
+    assert judge([FORMS[form]], ["add"], prompt, test, "unsafe_local", 5.0)["passed"] == 1.0
+
+
+def test_wrong_last_version_fails() -> None:
+    wrong = f"```python\n{GOOD}```\nBetter:\n```python\ndef add(a, b):\n    return a - b\n```"
+    test = "def check(candidate):\n    assert candidate(2, 3) == 5\n"
+    assert judge([wrong], ["add"], "", test, "unsafe_local", 5.0)["passed"] == 0.0
+
+
 def test_a_long_row_of_blanks_is_read_once() -> None:
     began = time.monotonic()
-    assert code_of("```" + " " * 60_000 + "x") == "```" + " " * 60_000 + "x"
-    assert code_of("```  python \nx = 1\n```") == "x = 1\n"
+    assert code_of("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
+    assert code_of("```  python \nx = 1\n```", "f") == "x = 1\n"
     assert time.monotonic() - began < 2.0

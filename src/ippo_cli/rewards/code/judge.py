@@ -28,11 +28,12 @@ def judge(
     `names` are the functions that the texts define, the last one under test. All numbers are from 0 to 1.
     """
     read_tests(test)  # a row whose tests cannot run has failed, whatever was written
-    trees = [parsed(code_of(text)) for text in texts]
-    *_, name = names
+    *helper_names, name = names
+    helpers = [code_of(text, own) for text, own in zip(texts[:-1], helper_names, strict=True)]
+    trees = [parsed(helper) for helper in helpers]
     program = whole_program(prompt, texts[-1], name)
-    parses = [tree is not None for tree in trees[:-1]] + [program is not None]
-    found = [defines(tree, own) for tree, own in zip(trees[:-1], names[:-1], strict=True)]
+    parses = [tree is not None for tree in trees] + [program is not None]
+    found = [defines(tree, own) for tree, own in zip(trees, helper_names, strict=True)]
     found.append(defines(parsed(program or ""), name))
     said: dict[str, float | str] = {"parses": _share(parses), "defines": _share(found), "share": 0.0, "passed": 0.0}
     if len(texts) > 1:
@@ -40,7 +41,6 @@ def judge(
     if not all(parses) or not all(found):
         return {**said, "why": "it does not parse" if not all(parses) else "a function is missing"}
     assert program is not None
-    helpers = [code_of(text) for text in texts[:-1]]
     tally = tested("\n\n".join([*helpers, program]), name, prompt, test, sandbox, timeout_s)
     return {**said, "share": tally.share, "passed": float(tally.all_passed), "why": tally.why}
 

@@ -4,17 +4,114 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import warnings
+from collections.abc import Iterator
 
 MOST_CHARACTERS = 2**16
+MOST_BLOCKS = 16  # of one text that are looked at, from its end
 # What has been read is not read again in other ways: of a long row of blanks these are many.
-_FENCE = re.compile(r"```[ \t]*+[\w+-]*+[ \t]*+\n(.*?)(?:```|\Z)", re.DOTALL)
+_OPENING = re.compile(r"([ \t]*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
+_CODE_LINE = re.compile(
+    r"(?:async |def |class |import |from |@|if |for |while |try|with |else|elif |except|finally|[#)\]}\"'])"
+)
+_STATEMENT = re.compile(r"[A-Za-z_][\w.]*\s*(?:[=(\[]|:\s)")
 
 
-def code_of(text: str) -> str:
-    """The last block between fences that holds anything, else the text as it is."""
-    blocks = [block for block in _FENCE.findall(text) if block.strip()]
-    return blocks[-1] if blocks else text
+def code_blocks(text: str) -> list[str]:
+    """The contents of Markdown's fences, of backticks or tildes, without their indentation; the last may be open.
+
+    A fence closes where a line has nothing else, indented like the opening one, or where a line ends with it: a
+    docstring may have fences too.
+    """
+    blocks: list[str] = []
+    lines = iter(_lines(text))
+    for line in lines:
+        opening = _OPENING.fullmatch(line)
+        if opening is None:
+            continue
+        indent, fence = len(opening[1].expandtabs(4)), opening[2]
+        block: list[str] = []
+        for inside in lines:
+            content, closed = _close(inside, fence, indent)
+            if content is not None:
+                block.append(content)
+            if closed:
+                break
+        else:
+            if not block:
+                break
+        if any(part.strip() for part in block):
+            blocks.append("\n".join(_dedent(part, indent) for part in block) + "\n")
+    return blocks[-MOST_BLOCKS:]
+
+
+def _lines(text: str) -> list[str]:
+    """Split at ends of lines of any system, and at nothing else that Python counts as one."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _close(line: str, fence: str, indent: int) -> tuple[str | None, bool]:
+    """What of a line belongs to the block (None: nothing), and whether the block ends with it."""
+    stripped = line.strip()
+    if stripped.startswith(fence) and not stripped.strip(fence[0]):
+        inner = len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip())
+        return (None, True) if inner < indent + 4 else (line, False)
+    if stripped.endswith(fence) and stripped.count(fence) % 2:
+        return line.rstrip()[: -len(fence)], True
+    return line, False
+
+
+def _dedent(line: str, indent: int) -> str:
+    blank = len(line) - len(line.lstrip(" \t"))
+    return line[min(indent, blank) :]
+
+
+def code_of(text: str, name: str) -> str:
+    """The code of a text that is to define a function: its last block that does, with what earlier blocks define.
+
+    Other blocks show how to call it, or what comes out. Without fences, the lines that are code; else the text.
+    """
+    blocks = code_blocks(text)
+    for place in reversed(range(len(blocks))):
+        if defines(parsed(blocks[place]), name):
+            return "".join([*map(_definitions, blocks[:place]), blocks[place]])
+    for block in reversed(blocks):
+        if parsed(block) is not None:
+            return block
+    if blocks:
+        return blocks[-1]
+    plain = "\n".join(_lines(text))
+    if parsed(plain) is None and defines(parsed(code := _unfenced(plain)), name):
+        return code
+    return plain
+
+
+def _definitions(block: str) -> str:
+    """The imports, functions and classes of a block, which later ones may use; nothing that runs."""
+    tree = parsed(block)
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    own = [node for node in tree.body if isinstance(node, kinds)] if tree is not None else []
+    return "".join(f"{ast.unparse(node)}\n\n" for node in own)
+
+
+def _unfenced(text: str) -> str:
+    """The first lines of a text that look like a program, from the first that begins one to the next of prose."""
+    lines = text.split("\n")
+    begin = next(
+        (at for at, line in enumerate(lines) if re.match(r"(?:async )?def |class |import |from \S+ import |@", line)),
+        None,
+    )
+    if begin is None:
+        return text
+    end = begin
+    while end < len(lines) and _may_be_code(lines[end]):
+        end += 1
+    return "\n".join(lines[begin:end]) + "\n"
+
+
+def _may_be_code(line: str) -> bool:
+    return not line.strip() or line[0] in " \t" or bool(_CODE_LINE.match(line) or _STATEMENT.match(line))
 
 
 def parsed(code: str) -> ast.Module | None:
@@ -24,14 +121,23 @@ def parsed(code: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(code)
+            tree = ast.parse(code)
+            compile(tree, "<program>", "exec")  # which refuses a `return` outside of functions
+            return tree
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def defines(tree: ast.Module | None, name: str) -> bool:
-    """Whether a function of that name is defined at the top."""
-    return tree is not None and any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body)
+    """Whether a function of that name is defined at the top, by `def` or as the name of another function."""
+    return tree is not None and any(_defines(node, name) for node in tree.body)
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name == name
+    is_function = isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)
+    return is_function and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
 
 
 def uses(tree: ast.Module | None, function: str, called: str) -> bool:
@@ -57,10 +163,29 @@ def whole_program(prompt: str, text: str, entry_point: str) -> str | None:
 
     None where neither is Python.
     """
-    code = code_of(text)
-    tree = parsed(code)
-    if defines(tree, entry_point):
+    code = code_of(text, entry_point)
+    if defines(parsed(code), entry_point):
         before = prompt if parsed(prompt) is not None else ""
         return f"{before}\n\n{code}" if before.strip() else code
-    completed = prompt + text
-    return completed if text.strip() and parsed(completed) is not None else None
+    trees = {program: tree for program in _completions(prompt, text) if (tree := parsed(program)) is not None}
+    return next((program for program, tree in trees.items() if defines(tree, entry_point)), next(iter(trees), None))
+
+
+def _completions(prompt: str, text: str) -> Iterator[str]:
+    """The prompt continued by what was written: by all of it, by its blocks, and by a body before other text."""
+    for body in ["\n".join(_lines(text)), *reversed(code_blocks(text))]:
+        if body.strip():
+            yield prompt + body
+            yield prompt + textwrap.indent(textwrap.dedent(body), "    ")
+            yield prompt + _first_body(body)
+
+
+def _first_body(text: str) -> str:
+    """The lines before the first that is not indented: what follows a function's body."""
+    lines = text.split("\n")
+    kept = [lines[0]]
+    for line in lines[1:]:
+        if line.strip() and line[0] not in " \t":
+            break
+        kept.append(line)
+    return "\n".join(kept) + "\n"

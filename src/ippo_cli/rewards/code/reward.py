@@ -117,9 +117,12 @@ def _rendered(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
     )
 
 
+MOST_TRIED = 2  # examples whose prompts are run: a sandbox takes a tenth of a second for each
+
+
 def _try_on(config: CodeRunConfig, examples: Sequence[Example]) -> None:
     """Raise `ConfigError` for examples of which no program could pass the tests."""
-    for example in examples:
+    for example in examples[:MOST_TRIED]:
         prompt, test, name = _rendered(config, example)
         if not name.isidentifier():
             raise ConfigError(

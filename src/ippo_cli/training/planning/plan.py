@@ -16,7 +16,7 @@ from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import LINE_WIDTH, listed
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import close_reward, try_reward
+from ippo_cli.rewards.contract import RewardFunction, close_reward, reach_reward, sample_examples, try_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
@@ -61,7 +61,8 @@ def show_plan(config: Config) -> None:
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
     try:
-        try_reward(reward, (task.train[0], task.held_out[0]))
+        reward_notes = try_reward(reward, sample_examples(task.train, task.held_out))
+        reward_notes += _unreachable_servers(reward)
     finally:
         close_reward(reward)
     plan = arithmetic(config, ranks, len(task.train))
@@ -83,13 +84,22 @@ def show_plan(config: Config) -> None:
     _show_critics(material)
     _show_prompts(config, task, formats, material)
     unusual = unusual_start(config, plan, task) | unusual_material(config, material)
-    for text in (*unusual.values(), *reward_warnings(config, task)):
+    for text in (*unusual.values(), *reward_notes, *reward_warnings(config, task)):
         _say("warning", text)
     reason = what_cannot_fit(config, material, memory, machine, ranks)
     if reason is not None:
         raise PreflightError(reason)
     if (warning := memory_warning(memory, machine)) is not None:
         print(warning)
+
+
+def _unreachable_servers(reward: RewardFunction) -> list[str]:
+    """Why training would not start now, where a server that the reward calls is down; a plan needs none."""
+    try:
+        reach_reward(reward)
+    except PreflightError as error:
+        return [f"{error} (training would not start)"]
+    return []
 
 
 def _ranks_here(outside: int | None, ranks: int) -> int:

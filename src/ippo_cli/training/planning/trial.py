@@ -18,13 +18,13 @@ def refuse_untrainable(config: Config, ranks: int) -> None:
     task = load_task(config.task, config.seed)
     if ranks == 1:
         from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs
-        from ippo_cli.rewards.contract import close_reward, reach_reward, try_reward
+        from ippo_cli.rewards.contract import close_reward, reach_reward, sample_examples, try_reward
         from ippo_cli.training.planning.preflight import device_kind
 
         device_kind(config.launch.device)
         reward = build_reward(config.reward, config.task.agents)
         try:
-            try_reward(reward, (task.train[0], task.held_out[0]))
+            try_reward(reward, sample_examples(task.train, task.held_out))
             reach_reward(reward)
         finally:
             close_reward(reward)
