@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.cli.hub import looks_like_path, settle_hub
+from ippo_cli.cli.hub import UNREACHABLE, looks_like_path, settle_hub
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
 
 Make = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNREACHABLE, "")
 
 
 def full(*overrides: str) -> Config:
@@ -70,3 +75,17 @@ def test_who_wants_no_hub_is_not_made_to_wait_for_one(capsys: pytest.CaptureFixt
     with pytest.raises(PreflightError, match=r"^task\.eval=rows\.jsonl: there is no such file"):
         settle_hub(load_config(["task=jsonl", "task.train=org/data", "task.eval=rows.jsonl"]))
     settle_hub(full("actor.model=org/no-such-model"), models=False)
+
+
+def test_reward_model_that_no_hub_can_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PreflightError, match=r"^reward.model=org/scorer is no folder here .* HF_HUB_OFFLINE is set"):
+        settle_hub(load_config(["reward=model", "reward.model=org/scorer"]))
+
+
+def test_reason_for_working_offline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for _ in range(2):  # of models and then of data, or in a child process
+        with pytest.raises(PreflightError, match=r"and http://127\.0\.0\.1:1 does not answer"):
+            settle_hub(full())

@@ -294,3 +294,18 @@ def test_keys_that_can_do_nothing_with_a_function_are_refused(own: Any, name: st
     with pytest.raises(ConfigError) as raised:
         own(name, **keys)
     assert str(raised.value).startswith(rule)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "prompts, completions, **kwargs",
+        "completions, ground_truth",
+        "data_source, solution_str",
+        "completions, prompts",
+    ],
+)
+def test_signature_of_another_project(parameters: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"def score({parameters}):\n    return [0.0]\n")
+    with pytest.raises(ConfigError, match=r"as other projects call rewards; here .* function\(examples, responses\)"):
+        FunctionReward(f"{tmp_path / 'mine.py'}:score")

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ import torch
 from spoken import episode
 from torch import Tensor
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.rewards.score import Scored, refuse_idle_weights, score
 from ippo_cli.types import Episode
 
@@ -268,3 +270,21 @@ def test_with_one_turn_every_bit_is_as_without_turns(seed: int, settings: Make) 
         assert torch.equal(found.scores[name].score[:, 0], expected)
         assert torch.equal(found.scores[name].raw[:, 0], total.float().where(valid, 0.0))
         assert torch.equal(found.scores[name].valid, valid)
+
+
+def test_function_as_processor(settings: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def halve(score):\n    return score / 2\n\n\ndef fail(score):\n    return 1 / (score - 2)\n\n\n"
+        "def lose(score):\n    return float('nan')\n"
+    )
+    rows = [episode(("low", 0, ""), ("low", 1, ""), ("low", 2, "")), episode(("low", 0, ""))]
+    reward = Reward(team_by_step=[[1, 2, 3], [2]])
+    halve, fail, lose = (f"{tmp_path / 'mine.py'}:{name}" for name in ("halve", "fail", "lose"))
+    found = scored(reward, rows, settings(processor=[halve, "shift"], shift=1.0), ["low"])
+    assert found.scores["low"].score.tolist() == [[0.5, 1, 2.5], [2, 0, 0]]
+    check_processor_functions([halve, "clip"])
+    check_processor_functions([fail])  # 0 and 1 are no trouble
+    with pytest.raises(RewardError, match=r"fail\]: .*mine.py:6: ZeroDivisionError"):
+        scored(reward, rows, settings(processor=[fail]), ["low"])
+    with pytest.raises(ConfigError, match=r"gives nan for the score 0"):
+        check_processor_functions([lose])

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.own_code import names_code
-from ippo_cli.config.schema import Config, JsonlConfig, SeparateCriticConfig
+from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.schema import Config, JsonlConfig, ModelRewardConfig, SeparateCriticConfig
 
 ENDPOINT = "https://huggingface.co"
 PROBE_S = 5.0  # how long the hub may take to answer
 TRUE = ("1", "ON", "YES", "TRUE")
+UNREACHABLE = "IPPO_HUB_UNREACHABLE"  # why this program, and no user, has set HF_HUB_OFFLINE; child processes read it
 ROWS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".txt")
 
 
@@ -36,8 +38,8 @@ def settle_hub(config: Config, *, models: bool = True, training: bool = True, da
     needed and none answers.
 
     Libraries that look a name up try again and again for a minute before they say so; offline they look into their
-    cache and answer at once. To be called before any of them is imported. Without `models` the data
-    alone count, and of these without `training` the held-out ones; without `data` none.
+    cache and answer at once. To be called before any of them is imported. Without `models` the data and reward models
+    alone count, and of the data without `training` the held-out ones; without `data` none.
     """
     _settle([*(_models(config) if models else ()), *(_data(config, training=training) if data else ())])
 
@@ -55,12 +57,12 @@ def _settle(named: Iterable[HubName]) -> None:
     if not wanted:
         return
     if is_offline():
-        why = "HF_HUB_OFFLINE is set"
+        why = os.environ.get(UNREACHABLE) or "HF_HUB_OFFLINE is set"
     elif hub_answers():
         return
     else:
         why = f"{_endpoint()} does not answer"
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ.update({"HF_HUB_OFFLINE": "1", UNREACHABLE: why})
     for setting, name, revision, file in wanted:
         if file is not None and not _cached(name, revision, file):
             raise PreflightError(
@@ -134,6 +136,10 @@ def _models(config: Config) -> Iterator[HubName]:
                 yield HubName("critic.model", critic.model, critic.revision, "config.json")
             if critic.warm_start is not None:
                 yield HubName("critic.warm_start", critic.warm_start, None, "config.json")
+
+    for where, own in rewards_of(config):
+        if isinstance(own.reward, ModelRewardConfig) and own.reward.model is not None:
+            yield HubName(f"{where}.model", own.reward.model, own.reward.revision, "config.json")
 
 
 def _data(config: Config, *, training: bool) -> Iterator[HubName]:

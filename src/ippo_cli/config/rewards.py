@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.own_code import names_code
 from ippo_cli.config.reward_models import check_reward_model
 from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (
@@ -139,6 +141,7 @@ def _check_mix(config: Config, mix: MixRewardConfig) -> None:
 def _check_reward(config: Config) -> None:
     reward = config.reward
     check_reward_weights(config)
+    _check_processors(reward)
     if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
         raise ConfigError(
             f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",
@@ -160,6 +163,18 @@ def _check_reward(config: Config) -> None:
             "from those of sampled ones",
             "set it to false, or use another algorithm",
         )
+
+
+def _check_processors(reward: RewardConfig) -> None:
+    names = [step.value for step in Processor]
+    for step in reward.processor:
+        if step not in names and not names_code(step) and not step.endswith(".py"):
+            close = difflib.get_close_matches(step, names, n=1)
+            raise ConfigError(
+                f"reward.processor=[{step}]",
+                "is neither a step nor a function",
+                f"use {close[0] if close else ' '.join(names)}, or path/to/file.py:function",
+            )
 
 
 def _check_weights_and_names(reward: RewardConfig, where: str) -> None:

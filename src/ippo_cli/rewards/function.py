@@ -20,6 +20,8 @@ from ippo_cli.types import Episode, Example
 KEY = "reward.function"
 NAMES = ("team", "agent", "team_by_step", "agent_by_turn", "parts", "valid")
 ASYNC_CALLS = 16
+OTHERS = {"prompts", "completions", "completion_ids", "data_source", "solution_str", "ground_truth", "extra_info"}
+"""Parameters of rewards of TRL and verl: a function with two of them is not called as it expects."""
 
 
 class FunctionReward:
@@ -199,6 +201,13 @@ def _takes(function: Callable[..., Any], further: str, per_sample: bool, setting
     except (TypeError, ValueError):  # some that are written in C do not tell
         return False
     present = further in signature.parameters
+    if len(OTHERS & signature.parameters.keys()) > 1:
+        raise ConfigError(
+            setting,
+            f"takes ({', '.join(signature.parameters)}), as other projects call rewards; here it is called as "
+            f"function({'example' if per_sample else 'examples'}, responses)",
+            "wrap it: def score(examples, responses): ... return {'team': [...]} (docs/rewards.md)",
+        )
     try:
         signature.bind([], {}, **({further: []} if present else {}))
     except TypeError as error:

@@ -141,7 +141,7 @@ def _differ(a: Any, b: Any) -> bool:
     if isinstance(a, FiniteSet):
         if not all(part.is_number for part in (*a.args, *b.args)):
             return False
-        pairs = [sorted(parts, key=lambda part: complex(part.evalf()).real) for parts in pairs]
+        pairs = [sorted(parts, key=_magnitude) for parts in pairs]
     return any(map(_differ, *pairs))
 
 
@@ -158,3 +158,8 @@ def _numbers_differ(a: Any, b: Any) -> bool:
 def _right_side(value: Any) -> Any:
     """5 of `x = 5`."""
     return value.rhs if isinstance(value, Eq) and not value.lhs.is_number else value
+
+
+def _magnitude(number: Any) -> float:
+    """What numbers of a set are ordered by."""
+    return complex(number.evalf()).real

@@ -16,7 +16,6 @@ from ippo_cli.config.schema import (
     CreditAssignment,
     FunctionRewardConfig,
     MixRewardConfig,
-    Processor,
     RewardConfig,
     RewardWeightsConfig,
 )
@@ -26,6 +25,7 @@ from ippo_cli.rewards.credit import paid_turn, turn_steps
 from ippo_cli.rewards.located import located
 from ippo_cli.rewards.mix import normalized_mix
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.processors import apply_processors
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
 from ippo_cli.types import Episode, Scores
@@ -155,7 +155,7 @@ def processed_scores(
         raw = numbers.where(valid[:, None], 0.0).to(device)
         whole = numbers if own.normalized is None else own.normalized[name]
         learning = whole - learnt[name].numbers if name in learnt else whole
-        final, observed[name] = processed(learning, turns[name], valid, config, moments[name], observe=observe)
+        final, observed[name] = apply_processors(learning, turns[name], valid, config, moments[name], observe=observe)
         measured = {how: by_agent[name] for how, by_agent in baselines.items() if name in by_agent}
         scores[name] = Scores(
             score=final.to(device) if config.processor or name in learnt or own.normalized is not None else raw,
@@ -317,48 +317,6 @@ def failed_rows(rewards: Reward, numbers: Tensor) -> Tensor:
 def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
     """How many turns the agent had in each episode, `[B]`; none where earlier weights spoke for it."""
     return torch.tensor([len(episode.own(agent)) for episode in episodes], dtype=torch.long)
-
-
-def processed(
-    numbers: Tensor,
-    num_turns: Tensor,
-    valid: Tensor,
-    config: RewardConfig,
-    moments: ScoreMoments,
-    *,
-    observe: bool = True,
-) -> tuple[Tensor, ScoreMoments]:
-    """The processor chain in the order given over `numbers` `[B, K]`, and the moments; 0 for rows that are not valid.
-
-    `scale` multiplies and `clip` bounds the number of every turn. `shift` and the means that z-scores subtract are of
-    a row as a whole: they are added once, on its last turn. z-scores divide every turn by the deviation of the rows'
-    totals, taken over the valid rows of all ranks (`running_zscore`: of all buffers so far).
-    """
-    columns = torch.arange(numbers.shape[1], device=numbers.device)
-    own, last = columns < num_turns[:, None], columns == num_turns[:, None] - 1
-    for step in config.processor:
-        match step:
-            case Processor.scale:
-                numbers = numbers * config.scale
-            case Processor.shift:
-                numbers = torch.where(last, numbers + config.shift, numbers)
-            case Processor.clip:
-                numbers = torch.where(own, numbers.clamp(config.clip_low, config.clip_high), numbers)
-            case Processor.zscore:
-                mean, variance = distributed.masked_moments(numbers.sum(dim=1), valid)
-                numbers = _standardised(numbers, last, mean, variance.sqrt(), config.norm_eps)
-            case Processor.running_zscore:
-                moments = moments.observed(numbers.sum(dim=1), valid) if observe else moments
-                exact = _standardised(numbers.double(), last, moments.mean, moments.deviation, config.norm_eps)
-                numbers = exact.float()
-    return numbers.where(valid[:, None], 0.0), moments
-
-
-def _standardised(
-    numbers: Tensor, last: Tensor, mean: Tensor | float, deviation: Tensor | float, norm_eps: float
-) -> Tensor:
-    """Rows' distances from the mean in deviations; the numbers as they are where rows deviate by at most `norm_eps`."""
-    return numbers if deviation <= norm_eps else torch.where(last, numbers - mean, numbers) / deviation
 
 
 def stop_beyond_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:

@@ -56,3 +56,17 @@ def test_a_name_like_none_is_answered_with_some_and_the_way_to_all() -> None:
 def test_an_older_version_knows_the_newest() -> None:
     assert newer_version("Lake-v2", KNOWN) == "Lake-v10", "numbers are compared as numbers"
     assert [newer_version(name, KNOWN) for name in ("Lake-v10", "Plain", "Other-v1", "Lake")] == [None] * 4
+
+
+def test_namespace_without_a_package() -> None:
+    with pytest.raises(ConfigError) as raised:
+        refuse_unknown("task.env_id=ALE/Pong-v5", "ALE/Pong-v5", KNOWN, kind="game", listing="show()")
+    assert str(raised.value) == (
+        "task.env_id=ALE/Pong-v5 is in ALE/, where no installed package registers anything; install it (ale-py); "
+        "python -c 'show()' lists all"
+    )
+
+
+def test_nothing_similar_is_registered() -> None:
+    with pytest.raises(ConfigError, match="is no game; python -c 'show\\(\\)' lists all"):
+        refuse_unknown("task.env_id=zzzzqq", "zzzzqq", KNOWN, kind="game", listing="show()")

@@ -287,7 +287,7 @@ def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, age
         ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is no file"),
         ("{file}:make", {"digits": 1}, r"cannot be made \(.*my_env.py:32: ValueError: two digits at least\)"),
         ("{file}:make", {"letters": 1}, r"cannot be made \(.*unexpected keyword argument 'letters'"),
-        ("{file}:nothing", {}, "returned a object, which has no reset, step, close"),
+        ("{file}:nothing", {}, "returned a object, which has no reset, step"),
     ],
 )
 def test_what_cannot_be_made_is_refused(file: str, name: str, arguments: dict, message: str) -> None:
@@ -295,3 +295,13 @@ def test_what_cannot_be_made_is_refused(file: str, name: str, arguments: dict, m
         make_environment(own(name.format(file=file), **arguments))
     assert "reward.function" not in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+def test_environment_without_close(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "class Plain:\n    def reset(self, seed):\n        return 'go', {}\n\n    def step(self, action):\n"
+        "        return 'end', 1.0, True, False, {}\n"
+    )
+    world = make_environment(own(f"{tmp_path / 'plain.py'}:Plain"))()
+    assert world.reset(row(3), 3)
+    world.close()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import load_config
+from ippo_cli.config.schema import Config
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.planning.reward_trial import reward_warnings
+from ippo_cli.training.planning.reward_trial import check_primary_metric, reward_warnings
 
 FUNCTIONS = """
 def right(examples, responses):
@@ -57,3 +59,28 @@ def test_functions_that_fail_whatever_is_answered_are_warned_of(name: str, rule:
         assert text.startswith(f"reward.function={tmp_path / 'mine.py'}:{name} fails with placeholders as answers (")
         assert text.endswith("; if it fails with others as well, nothing will be trained on")
         assert re.search(rule, text)
+
+
+@pytest.mark.parametrize("metric", ["sampled/strict", "greedy/score", "sampled/solver/score", "greedy/strict/pass@2"])
+def test_primary_metric_of_the_reward(metric: str, tmp_path: Path) -> None:
+    config = gsm8k(tmp_path, metric)
+    check_primary_metric(config, load_task(config.task, config.seed))
+
+
+def test_primary_metric_that_the_reward_does_not_report(tmp_path: Path) -> None:
+    config = gsm8k(tmp_path, "sampled/exact")
+    with pytest.raises(ConfigError) as raised:
+        check_primary_metric(config, load_task(config.task, config.seed))
+    assert str(raised.value) == (
+        "task.primary_metric=sampled/exact is not reported by reward=gsm8k; use one of sampled/score sampled/flexible "
+        "sampled/strict"
+    )
+
+
+def gsm8k(folder: Path, metric: str) -> Config:
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(4)))
+    return load_config(
+        ["task=gsm8k", f"task.train={rows}", f"task.eval={rows}", f"task.primary_metric={metric}", "actor=full",
+         "actor.model=none"]
+    )  # fmt: skip

@@ -91,7 +91,7 @@ class RewardConfig(RewardWeightsConfig):
     kind: RewardKind  # what scores responses; the options of this group
     credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
-    processor: list[Processor]  # steps applied in order to the mixed score: scale, shift, clip, zscore, running_zscore
+    processor: list[str]  # steps on the mixed score: scale shift clip zscore running_zscore, or file.py:function
     scale: float  # processor `scale` multiplies by this
     shift: float  # processor `shift` adds this
     clip_low: float  # processor `clip` bounds

@@ -136,8 +136,9 @@ def defines(tree: ast.Module | None, name: str) -> bool:
 def _defines(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name == name
-    is_function = isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)
-    return is_function and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)):
+        return False
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
 
 
 def uses(tree: ast.Module | None, function: str, called: str) -> bool:

@@ -10,6 +10,7 @@ from ippo_cli.config.errors import ConfigError
 
 VERSION = re.compile(r"[-_]v(\d+)$")
 OFFERED = 3
+PACKAGES = {"ALE": "ale-py"}  # by the namespace of an id: what to install
 
 
 def refuse_unknown(setting: str, name: str, known: Collection[str], *, kind: str, listing: str) -> None:
@@ -23,7 +24,14 @@ def refuse_unknown(setting: str, name: str, known: Collection[str], *, kind: str
     if versions:
         rule = "is a version that is not there (any more)" if VERSION.search(name) else "names no version"
         raise ConfigError(setting, rule, f"use {versions[-1]}")
-    raise ConfigError(setting, f"is no {kind}", f"use {_closest(name, known)}; python -c '{listing}' lists all")
+    lists = f"python -c '{listing}' lists all"
+    namespace, closest = name.rpartition("/")[0], _closest(name, known)
+    absent = namespace and not any(one.startswith(f"{namespace}/") for one in known)
+    if absent and (namespace in PACKAGES or not closest):
+        package = f"install it ({PACKAGES[namespace]})" if namespace in PACKAGES else "install that package"
+        rule = f"is in {namespace}/, where no installed package registers anything"
+        raise ConfigError(setting, rule, f"{package}; {lists}")
+    raise ConfigError(setting, f"is no {kind}", f"use {closest}; {lists}" if closest else lists)
 
 
 def newer_version(name: str, known: Collection[str]) -> str | None:
@@ -44,12 +52,14 @@ def _version(name: str) -> int:
 
 
 def _closest(name: str, known: Collection[str]) -> str:
-    """The most similar names, the most similar first; a part of one counts: `tictactoe`."""
+    """The most similar names, the most similar first; a part counts: `tictactoe`. Empty: none is."""
     words = {VERSION.sub("", one).casefold(): one for one in sorted(known, key=_version)}
     words |= {word.rpartition("/")[2]: one for word, one in words.items()}
     wanted = VERSION.sub("", name).casefold()
     parts = (wanted, wanted.rpartition("/")[2])
     found = [word for part in parts for word in difflib.get_close_matches(part, words, n=OFFERED, cutoff=0.5)]
     found.sort(key=lambda word: -max(difflib.SequenceMatcher(None, part, word).ratio() for part in parts))
-    offered = list(dict.fromkeys(words[word] for word in found))[:OFFERED] or sorted(known)[:OFFERED]
+    offered = list(dict.fromkeys(words[word] for word in found))[:OFFERED]
+    if not offered:
+        return ""
     return offered[0] if len(offered) == 1 else f"{', '.join(offered[:-1])} or {offered[-1]}"

@@ -1,4 +1,4 @@
-"""`task=environment`: an environment of one's own, with Gymnasium's `reset`, `step` and `close`, in texts."""
+"""`task=environment`: a user's environment with Gymnasium's `reset` and `step`, and `close` if it has one, in texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.tasks.environment import Action, Step, WrongReturn
 from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
 
-METHODS = ("reset", "step", "close")
+METHODS = ("reset", "step")
 
 
 class OwnEnvironment:
@@ -33,7 +33,7 @@ class OwnEnvironment:
                 right = action.strip() == str(self.number)
                 return "yes" if right else "no", float(right), right, False, {"right": right}
 
-            def close(self): ...
+    It may have a `close`, which is called at the end of the run.
 
     With several, `reset` and `step` return a dict from agent to text, whose keys say who acts next; `step` is given a
     dict from those agents to their answers, and its rewards are a dict from agent to number (agents left out get
@@ -101,7 +101,9 @@ class OwnEnvironment:
         return listed if isinstance(listed, Mapping) else {self.agents[0]: list(listed)}
 
     def close(self) -> None:
-        self.environment.close()
+        close = getattr(self.environment, "close", None)
+        if callable(close):
+            close()
 
     def _observations(self, told: Any, method: str) -> Mapping[str, str]:
         self.by_agent = not isinstance(told, str)

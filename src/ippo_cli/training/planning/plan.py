@@ -41,7 +41,7 @@ from ippo_cli.training.planning.preflight import (
     what_cannot_fit,
 )
 from ippo_cli.training.planning.preview import Preview, preview
-from ippo_cli.training.planning.reward_trial import reward_warnings
+from ippo_cli.training.planning.reward_trial import check_primary_metric, reward_warnings
 from ippo_cli.training.trackers.build import refuse_unusable_tracker
 from ippo_cli.training.unusual import unusual_start
 
@@ -65,6 +65,7 @@ def show_plan(config: Config) -> None:
         reward_notes += _unreachable_servers(reward)
     finally:
         close_reward(reward)
+    check_primary_metric(config, task)
     plan = arithmetic(config, ranks, len(task.train))
     material = read_material(config, task)
     task, left_out = fitting_task(config, task, material)

@@ -8,9 +8,16 @@ from itertools import chain, islice
 
 import torch
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.rewards import rewards_of
-from ippo_cli.config.schema import Config, FunctionRewardConfig
+from ippo_cli.config.schema import (
+    Config,
+    EnvironmentRewardConfig,
+    FunctionRewardConfig,
+    HttpRewardConfig,
+    JudgeRewardConfig,
+    ModelRewardConfig,
+)
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import Reward, RewardFunction, checked, close_reward
 from ippo_cli.rewards.located import located
@@ -19,16 +26,52 @@ from ippo_cli.tasks.task import Task, dry_run
 from ippo_cli.types import Completion, Episode, Example, Turn
 
 EPISODES = 2  # of one alone, a list that is too long or too short by the number of rows is not told from a right one
+NOT_TRIED = (EnvironmentRewardConfig, HttpRewardConfig, JudgeRewardConfig, ModelRewardConfig)
+
+
+def check_primary_metric(config: Config, task: Task) -> None:
+    """Raise `ConfigError` where `task.primary_metric` is a part that the reward does not report.
+
+    Rewards that need a server or a model, an environment's own parts, and functions that fail with placeholders are
+    not tried here: the first evaluation checks them.
+    """
+    mode, _, metric = config.task.primary_metric.partition("/")
+    part = metric.partition("/pass@")[0]
+    if part in ("score", "failed_share") or "/" in part:
+        return
+    if any(isinstance(own.reward, NOT_TRIED) for _, own in rewards_of(config)):
+        return
+    reward = build_reward(config.reward, config.task.agents)
+    try:
+        episodes = _placeholder_episodes(config, task)
+        answer = checked(reward(episodes), list(config.task.agents), episodes) if episodes else None
+    except Exception:  # of a user's function, or of an example that has no score
+        return
+    finally:
+        close_reward(reward)
+    if answer is not None and not answer.failures and part not in answer.parts:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            f"is not reported by reward={config.reward.kind.value}",
+            "use one of " + " ".join(f"{mode}/{name}" for name in ("score", *sorted(answer.parts))),
+        )
+
+
+def _placeholder_episodes(config: Config, task: Task) -> list[Episode]:
+    """Episodes about the first examples with placeholders as answers; none where a dry run fails."""
+    examples = list(islice(task.train, EPISODES))
+    runs = [dry_run(config.task, [example], config.seed) for example in examples]
+    if any(run.failure or not run.turns for run in runs):
+        return []
+    return [_episode(index, *pair) for index, pair in enumerate(zip(examples, runs, strict=True))]
 
 
 def reward_warnings(config: Config, task: Task) -> Iterator[str]:
     """What to warn of: functions that raise, break the contract, or give no number."""
     functions = [(where, own) for where, own in rewards_of(config) if isinstance(own.reward, FunctionRewardConfig)]
-    examples = list(islice(task.train, EPISODES)) if functions else []
-    runs = [dry_run(config.task, [example], config.seed) for example in examples]
-    if any(run.failure or not run.turns for run in runs):
+    episodes = _placeholder_episodes(config, task) if functions else []
+    if not episodes:
         return
-    episodes = [_episode(index, *pair) for index, pair in enumerate(zip(examples, runs, strict=True))]
     for where, own in functions:
         assert isinstance(own.reward, FunctionRewardConfig)
         reward = build_reward(own.reward, config.task.agents)
