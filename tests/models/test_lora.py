@@ -21,6 +21,7 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import AdapterInit, Dtype, LoraConfig
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.models.adapters import AdapterCritic, AdapterPolicy
+from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
 from ippo_cli.models.layout import Sequences, build_sequences
 from ippo_cli.models.load import backbone_of
@@ -132,6 +133,32 @@ def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_
         again = base.add(config, "actor", 9)
         again.load(place, "actor.adapter")
         assert all(torch.equal(one, two) for one, two in zip(again.parameters(), adapter.parameters(), strict=True))
+
+
+def test_merging_into_a_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) -> None:
+    lm = load_causal_lm(str(folder), None, Dtype.bf16)
+    base = FrozenBase(lm, str(folder))
+    adapter = base.add(LORA, "actor", 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.copy_(2e-3 * torch.randn(parameter.shape, generator=generator))  # products far below a bf16 step
+    policy = AdapterPolicy(base, adapter).eval()
+    (actor,) = policy.save(tmp_path / "fp32", weights_of(policy), NOTHING, merged=True)
+    (rounded,) = policy.save(tmp_path / "bf16", weights_of(policy), NOTHING, merged=True, merged_dtype=torch.bfloat16)
+    ids = torch.arange(3, 9)[None]
+
+    def logits(model: Any) -> Tensor:
+        with torch.no_grad(), in_float32(model):
+            return model(input_ids=ids).logits.float()
+
+    with policy.reading():
+        expected = logits(lm)
+    effect = expected - logits(lm)
+    merged, lossy = (AutoModelForCausalLM.from_pretrained(place) for place in (actor, rounded))
+    assert (merged.dtype, lossy.dtype) == (torch.float32, torch.bfloat16)
+    assert (logits(merged) - expected).norm() < 0.01 * effect.norm()
+    assert (logits(lossy) - expected).norm() > 0.5 * effect.norm()
 
 
 def test_gradients_of_an_adapter_are_those_of_the_merged_weights_by_the_chain_rule(

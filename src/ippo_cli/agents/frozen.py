@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.schema import ActorConfig, LoraActorConfig
+from ippo_cli.config.adapters import has_merged_adapter
+from ippo_cli.config.schema import ActorConfig, Dtype, LoraActorConfig
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 
 Record = dict[str, Any]
@@ -24,7 +25,9 @@ def frozen_agent(
     model, commit = record["model"], record["commit"]
     tokenizer = load_tokenizer(model, commit)
     if "adapter" not in record:
-        policy = Policy(load_causal_lm(model, commit, actor.dtype)).to(device).eval()
+        # Rounding a merged model loses most of what a short training changed.
+        dtype = Dtype.fp32 if has_merged_adapter(model) else actor.dtype
+        policy = Policy(load_causal_lm(model, commit, dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase

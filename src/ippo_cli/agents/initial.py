@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import (
     Alphabet,
@@ -204,8 +205,8 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
         record = _recorded(record_file(run_folder, base), by_base[base], actor.revision, known)
         commits[base] = record["commit"]
         if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-            places = [Path(actor.adapter), Path(actor.adapter) / "adapter"]  # the latter beside a merged model
-            for adapter in (place for place in places if (place / "adapter_config.json").is_file()):
+            places = [Path(actor.adapter), Path(actor.adapter) / BESIDE_MERGED]
+            for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):
                 _recorded(record_file(run_folder, f"{base}.adapter"), adapter, None, known)
     return commits
 

@@ -24,15 +24,15 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ippo_cli.config.adapters import ADAPTER_FILES, BESIDE_MERGED
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, LoraConfig
 from ippo_cli.models.actor import Policy
-from ippo_cli.models.linear_maps import base_name, is_named, linear_maps, short_names, targeted_maps
+from ippo_cli.models.linear_maps import base_name, is_named, linear_maps, other_modules, short_names, targeted_maps
 from ippo_cli.models.load import checkpoint_activations
 
 PREFIX = "base_model.model."  # before a module's path in peft's files
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-BESIDE_MERGED = "adapter"  # where the adapter lies in the folder of the model that it is merged into
+FILES = ADAPTER_FILES
 SAMPLED = 64  # elements at each end of every parameter that a base is told apart by
 # What an adapter of another making may be that this one is not, and the value that it must have.
 UNKNOWN = {"use_dora": (False,), "bias": ("none",), "modules_to_save": (None, []), "rank_pattern": ({}, None)}
@@ -47,6 +47,7 @@ class FrozenBase:
         self.source = source
         self.packs = False  # whether it is given packed rows, see `enable_packing`
         self.widths = linear_maps(lm)
+        self.others = other_modules(lm)
         self.fingerprint = _fingerprint(lm)
         self.parts = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
@@ -58,7 +59,7 @@ class FrozenBase:
 
     def add(self, config: LoraConfig, setting: str, seed: int) -> Adapter:
         """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name."""
-        maps = targeted_maps(self.widths, self.parts, config, setting, base_name(self.source))
+        maps = targeted_maps(self.widths, self.others, config, setting, base_name(self.source))
         name, self._count = f"adapter{self._count}", self._count + 1
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -104,18 +105,30 @@ class FrozenBase:
 
         checkpoint_activations(self.lm, context_fn=contexts)
 
-    def merged(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The base's weights with an adapter's `weights` (by the names that it registers) added to them."""
+    def merged(
+        self, adapter: Adapter, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """The base's weights with an adapter's `weights` (by the names that it registers) added to them.
+
+        In float32 nothing is lost whatever the base's type. In bf16 a change of less than half a rounding step is.
+        """
         state: dict[str, Tensor] = {}
         for name, tensor in self.lm.state_dict().items():
             if ".lora_" not in name:
-                state[name.replace(".base_layer.", ".")] = tensor
+                tensor = tensor.to(dtype=dtype) if tensor.is_floating_point() else tensor
+                state[name.replace(".base_layer.", ".")] = tensor.cpu()
+        for path, own, change in self.weight_changes(adapter, weights):
+            state[f"{path}.weight"] = (own + change).to(dtype).cpu()
+        return state
+
+    def weight_changes(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """By map its path, the base's weight and what an adapter's `weights` add to it, both in float32."""
         for path, scale in adapter.scales.items():
-            product = weights[f"{_key(path)}.B.weight"].float() @ weights[f"{_key(path)}.A.weight"].float()
-            own = state[f"{path}.weight"]
-            change = scale * (product.T if path in self._transposed else product)
-            state[f"{path}.weight"] = (own.float() + change.to(own.device)).to(own.dtype)
-        return {name: tensor.cpu() for name, tensor in state.items()}
+            layer: Any = self.lm.get_submodule(path)
+            own = layer.base_layer.weight.detach().float()
+            down, up = (weights[f"{_key(path)}.{part}.weight"].to(own.device, torch.float32) for part in "AB")
+            product = scale * (up @ down)
+            yield path, own, product.T if path in self._transposed else product
 
     def _forward(self, layer: Any, states: Tensor) -> Tensor:
         """Of one map: the base's, and what the adapter in use adds."""

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from ippo_cli.config.schema import LoraConfig
 from ippo_cli.models.actor import setting_of
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
-from ippo_cli.models.linear_maps import base_name, linear_maps, targeted_maps
+from ippo_cli.models.linear_maps import base_name, linear_maps, other_modules, targeted_maps
 from ippo_cli.models.load import cannot_load, what_is_missing
 
 
@@ -78,8 +78,7 @@ def with_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidd
 
 def with_adapter(shape: ModelShape, lm: PreTrainedModel, config: LoraConfig, setting: str, model: str) -> ModelShape:
     """An adapter on the language model of this shape. Raises `ConfigError` where the two do not go together."""
-    parts = [path for path, _ in lm.named_modules()]
-    maps = targeted_maps(linear_maps(lm), parts, config, setting, base_name(model))
+    maps = targeted_maps(linear_maps(lm), other_modules(lm), config, setting, base_name(model))
     return replace(shape, adapter=tuple(config.rank * width for widths in maps.values() for width in widths))
 
 

@@ -185,7 +185,7 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
         shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
         total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
-            total += model.width * model.shape.parameters
+            total += 4 * model.shape.parameters  # merged models are float32
     return total
 
 
