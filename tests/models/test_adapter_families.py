@@ -13,12 +13,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AdapterInit, LoraConfig
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.linear_maps import linear_maps, maps_without_adapter, short_names
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.models.shape import actor_shape, empty_model, with_adapter
 
-LORA = LoraConfig(rank=4, alpha=8.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+LORA = LoraConfig(
+    rank=4,
+    alpha=8.0,
+    use_rslora=False,
+    target_modules="all-linear",
+    rank_pattern={},
+    alpha_pattern={},
+    adapter_mismatch=AdapterMismatch.error,
+    init=AdapterInit.default,
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

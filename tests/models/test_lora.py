@@ -17,19 +17,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from ippo_cli.config.adapters import ADAPTER_FILES as FILES
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import AdapterInit, Dtype, LoraConfig
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, Dtype, LoraConfig
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.models.adapters import AdapterCritic, AdapterPolicy
 from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
 from ippo_cli.models.layout import Sequences, build_sequences
 from ippo_cli.models.load import backbone_of
-from ippo_cli.models.lora import FILES, Adapter, FrozenBase
+from ippo_cli.models.lora import Adapter, FrozenBase
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.types import Rollout
 
-LORA = LoraConfig(rank=3, alpha=5.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+LORA = LoraConfig(
+    rank=3,
+    alpha=5.0,
+    use_rslora=False,
+    target_modules="all-linear",
+    rank_pattern={},
+    alpha_pattern={},
+    adapter_mismatch=AdapterMismatch.error,
+    init=AdapterInit.default,
+)
 
 
 class _Nothing:

@@ -30,13 +30,14 @@ def frozen_agent(
         policy = Policy(load_causal_lm(model, commit, dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
     from ippo_cli.models.adapters import AdapterPolicy
-    from ippo_cli.models.lora import FrozenBase
+    from ippo_cli.models.lora import FrozenBase, load_adapter
 
     assert isinstance(actor, LoraActorConfig)
     key = "base", model, commit, actor.dtype
     if key not in bases:
         bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
-    adapter = bases[key].add(actor, "actor", seed=0)
-    if record["adapter"] is not None:
-        adapter.load(Path(record["adapter"]["model"]), "checkpoint")
+    if record["adapter"] is None:
+        adapter = bases[key].add(actor, "actor", seed=0)
+    else:
+        adapter = load_adapter(bases[key], Path(record["adapter"]["model"]), "checkpoint")
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=AdapterPolicy(bases[key], adapter).to(device).eval())

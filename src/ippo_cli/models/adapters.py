@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
-from ippo_cli.config.adapters import BESIDE_MERGED
+from ippo_cli.config.adapters import BESIDE_MERGED, adapter_folder
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.models.critic import ValueHead, ValueModel, at_states, value_head_from, value_model
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import backbone_of, below
-from ippo_cli.models.lora import Adapter, FrozenBase, adapter_folder
+from ippo_cli.models.lora import Adapter, FrozenBase
 from ippo_cli.models.packing import read
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
+from ippo_cli.config.adapters import pattern_value, rank_of
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ALL_LINEAR, LoraConfig
 
@@ -109,10 +110,15 @@ def targeted_maps(
                 _refuse(target, named, maps, setting, model)
             chosen |= {path: maps[path] for path in found}
         chosen = {path: widths for path, widths in maps.items() if path in chosen}
-    narrow = min(chosen, key=lambda path: min(chosen[path]))
-    if config.rank > min(chosen[narrow]):
+    for key in ("rank_pattern", "alpha_pattern"):
+        for name in getattr(config, key):
+            if not any(pattern_value({name: True}, path, False) for path in chosen):
+                what = "matches no module that the adapter is on"
+                raise ConfigError(f"{setting}.{key}", f"{name} {what}", "use " + " ".join(short_names(list(chosen))))
+    narrow = max(chosen, key=lambda path: rank_of(config, path) - min(chosen[path]))
+    if rank_of(config, narrow) > min(chosen[narrow]):
         raise ConfigError(
-            f"{setting}.rank={config.rank}",
+            f"{setting}.rank={rank_of(config, narrow)}",
             f"is more than {narrow} of {model} is wide ({chosen[narrow][0]} to {chosen[narrow][1]}): no map has more "
             "ranks than that",
             f"use at most {min(chosen[narrow])}",
