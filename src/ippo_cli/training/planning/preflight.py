@@ -388,7 +388,9 @@ def _reference_shape(
     if folder is not None and not is_adapter:
         return actor_shape(_empty(known, str(folder), None))
     if actor.reference_update_every is not None:  # as large as the actor
-        shape = _actor_shape(agent, lm, source)
+        shape = actor_shape(lm)
+        if isinstance(actor, LoraActorConfig):
+            shape = with_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
         return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
     if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
         folder = None if actor.adapter is None else Path(actor.adapter)
