@@ -127,7 +127,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"actor.model={model}",
         "actor.rank=4",
         "actor.warmup_iterations=0",
-        "actor.learning_rate=3e-5",
+        "actor.learning_rate=5e-6",
         "critic=value_head",
         "num_iterations=1",
         "evaluation.every=0",
@@ -142,7 +142,7 @@ def test_merged_adapters_in_bf16_are_measured(half: Path, tmp_path: Path, capsys
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.float32
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert (record["dtype"], record["kept_share"]) == ("float32", pytest.approx(1.0, abs=0.01))
-    assert "low: 1.0000 of what its adapter changed is kept (float32 weights)" in said
+    assert "of what its adapter changed is kept (float32 weights)" in said[0]
     assert "warning" not in capsys.readouterr().out
     to = export(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), said.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.bfloat16
