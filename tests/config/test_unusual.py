@@ -52,6 +52,20 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
+def test_a_merged_adapter_that_is_loaded_in_bf16_is_warned_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    beside = tmp_path / "adapter"
+    beside.mkdir()
+    given = {**USUAL, "actor.model": str(tmp_path), "critic.dtype": "fp32"}
+    assert not told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    (beside / "adapter_config.json").write_text("{}")
+    found = told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    assert list(found) == ["rounded_merge"]
+    assert "use actor.dtype=fp32" in found["rounded_merge"]
+    assert not told(config(REAL, **given, **{"actor.dtype": "fp32"}))
+    warm = {**USUAL, "critic.warm_start": str(tmp_path), "critic.dtype": "bf16", "actor.dtype": "fp32"}
+    assert "critic.warm_start has an adapter merged" in told(config(REAL, **warm))["rounded_merge"]
+
+
 def test_rows_that_are_trained_on_and_held_out_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     for file in (one, other):
@@ -113,6 +127,7 @@ def test_every_rule_is_seen_to_speak() -> None:
     mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
     assert {case[0] for case in mark.args[1]} | {
         "equal_prompts",
+        "rounded_merge",
         "unknown_characters",
         "unsafe_sandbox",
         "same_rows",

@@ -14,11 +14,15 @@ from safetensors.torch import load_file, save_file
 from small import train
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ippo_cli.agents.frozen import frozen_agent
+from ippo_cli.config.adapters import ADAPTER_FILES as FILES
+from ippo_cli.config.adapters import PEFT_PREFIX as PREFIX
 from ippo_cli.config.errors import ConfigError, StorageError
 from ippo_cli.config.load import from_yaml
+from ippo_cli.config.schema import Dtype
 from ippo_cli.evaluation import export as module
 from ippo_cli.evaluation.chat import Talk, chat
-from ippo_cli.evaluation.evaluate_run import find_weights
+from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights
 from ippo_cli.evaluation.export import Wanted, export
 from ippo_cli.models.critic import ValueModel, value_head_from
 from ippo_cli.training.sample_table import harmless
@@ -110,6 +114,92 @@ def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path
     head, own = beside / "low" / "critic", run / "checkpoints" / "step_00000001" / "low" / "critic"
     assert value_head_from(head).state_dict().keys() == value_head_from(own).state_dict().keys()
     assert "library_name: peft" in (to / "low" / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two agents with adapters on models in bf16 that change little, kept with their merged models."""
+    root = tmp_path_factory.mktemp("half")
+    model = model_folder(root / "model", "abcdefghijklmnopqrstuvwxyz= ", chat=False)
+    return train(
+        root,
+        "actor=lora",
+        f"actor.model={model}",
+        "actor.rank=4",
+        "actor.warmup_iterations=0",
+        "actor.learning_rate=5e-6",
+        "critic=value_head",
+        "num_iterations=1",
+        "evaluation.every=0",
+        "checkpoint.weights=full",
+    )
+
+
+@pytest.mark.slow
+def test_merged_adapters_in_bf16_are_measured(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, said = from_yaml(half / "config.yaml"), list[str]()
+    to = export(config, wanted(half, tmp_path / "whole", critic=True), said.append)
+    assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.float32
+    record = json.loads((to / "export.json").read_text())["agents"]["low"]
+    assert (record["dtype"], record["kept_share"]) == ("float32", pytest.approx(1.0, abs=0.01))
+    assert "of what its adapter changed is kept (float32 weights)" in said[0]
+    assert "warning" not in capsys.readouterr().out
+    to = export(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), said.append)
+    assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.bfloat16
+    record = json.loads((to / "export.json").read_text())["agents"]["low"]
+    assert record["kept_share"] < 0.9
+    assert "of what its adapter changed is lost to rounding" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="dtype=bf16 is the type of merged weights, and merged=false merges none"):
+        export(config, wanted(half, tmp_path / "alone", dtype=Dtype.bf16, merged=False), print)
+
+
+@pytest.mark.slow
+def test_the_base_alone_is_not_exported_as_the_agent(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = from_yaml(half / "config.yaml")
+
+    def take_base(target: Path, *_: object) -> None:
+        base = load_file(Path(config.task.agents["low"].actor.model or "") / "model.safetensors")
+        save_file(base, target / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(module, "_write_generation", take_base)
+    for dtype in (None, Dtype.bf16):
+        with pytest.raises(StorageError, match="agent low computes something else"):
+            export(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_merged_models_is_read_through_its_adapters(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = from_yaml(half / "config.yaml")
+    known = {name: name for name in config.task.agents}, adapters_of(config)
+    record = find_weights(half, "latest", *known).models["low"]
+    beside = half / "checkpoints" / "step_00000001" / "low" / "actor" / "adapter"
+    assert record["adapter"]["model"] == str(beside)
+    assert record["model"] == config.task.agents["low"].actor.model
+    policy = frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
+    assert policy.lm.dtype == torch.bfloat16
+    assert adapter_weights(policy) == {name: tensor.tolist() for name, tensor in load_file(beside / FILES[1]).items()}
+    model = Path(record["model"])
+    model.rename(tmp_path / "elsewhere")
+    try:
+        record = find_weights(half, "latest", *known).models["low"]
+        assert record["model"] == str(beside.parent)
+        assert "evaluating the merged model" in capsys.readouterr().out
+        policy = frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
+        assert policy.lm.dtype == torch.float32
+    finally:
+        (tmp_path / "elsewhere").rename(model)
+
+
+def adapter_weights(policy: Any) -> dict[str, Any]:
+    names = {
+        f"{PREFIX}{name.rsplit('.', 2)[0].replace('/', '.')}.lora_{name.rsplit('.', 2)[1]}.weight": tensor
+        for name, tensor in policy.adapter.state_dict().items()
+    }
+    return {name: tensor.tolist() for name, tensor in names.items()}
 
 
 @pytest.mark.slow

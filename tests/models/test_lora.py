@@ -17,18 +17,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from ippo_cli.config.adapters import ADAPTER_FILES as FILES
+from ippo_cli.config.adapters import read_adapter
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import AdapterInit, Dtype, LoraConfig
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, Dtype, LoraConfig
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.models.adapters import AdapterCritic, AdapterPolicy
+from ippo_cli.models.agreement import in_float32
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
 from ippo_cli.models.layout import Sequences, build_sequences
 from ippo_cli.models.load import backbone_of
-from ippo_cli.models.lora import FILES, Adapter, FrozenBase
+from ippo_cli.models.lora import Adapter, FrozenBase, load_adapter
 from ippo_cli.models.packing import enable_packing
+from ippo_cli.models.shape import actor_shape, empty_model, with_adapter
 from ippo_cli.types import Rollout
 
-LORA = LoraConfig(rank=3, alpha=5.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+LORA = LoraConfig(
+    rank=3,
+    alpha=5.0,
+    use_rslora=False,
+    target_modules="all-linear",
+    rank_pattern={},
+    alpha_pattern={},
+    adapter_mismatch=AdapterMismatch.error,
+    init=AdapterInit.default,
+)
 
 
 class _Nothing:
@@ -132,6 +145,32 @@ def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_
         again = base.add(config, "actor", 9)
         again.load(place, "actor.adapter")
         assert all(torch.equal(one, two) for one, two in zip(again.parameters(), adapter.parameters(), strict=True))
+
+
+def test_merging_into_a_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) -> None:
+    lm = load_causal_lm(str(folder), None, Dtype.bf16)
+    base = FrozenBase(lm, str(folder))
+    adapter = base.add(LORA, "actor", 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.copy_(2e-3 * torch.randn(parameter.shape, generator=generator))  # products far below a bf16 step
+    policy = AdapterPolicy(base, adapter).eval()
+    (actor,) = policy.save(tmp_path / "fp32", weights_of(policy), NOTHING, merged=True)
+    (rounded,) = policy.save(tmp_path / "bf16", weights_of(policy), NOTHING, merged=True, merged_dtype=torch.bfloat16)
+    ids = torch.arange(3, 9)[None]
+
+    def logits(model: Any) -> Tensor:
+        with torch.no_grad(), in_float32(model):
+            return model(input_ids=ids).logits.float()
+
+    with policy.reading():
+        expected = logits(lm)
+    effect = expected - logits(lm)
+    merged, lossy = (AutoModelForCausalLM.from_pretrained(place) for place in (actor, rounded))
+    assert (merged.dtype, lossy.dtype) == (torch.float32, torch.bfloat16)
+    assert (logits(merged) - expected).norm() < 0.01 * effect.norm()
+    assert (logits(lossy) - expected).norm() > 0.5 * effect.norm()
 
 
 def test_gradients_of_an_adapter_are_those_of_the_merged_weights_by_the_chain_rule(
@@ -243,6 +282,101 @@ def test_transposed_maps_are_adapted_and_merged_as_well() -> None:
     with adapter.reading():
         torch.testing.assert_close(lm(input_ids=ids).logits, clean(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
     assert any("c_attn" in path for path in adapter.scales)
+
+
+def logits(base: FrozenBase, adapter: Adapter) -> Tensor:
+    with torch.no_grad(), adapter.reading():
+        return base.lm(input_ids=torch.arange(3, 9)[None]).logits
+
+
+MERGE = {"adapter_mismatch": AdapterMismatch.merge}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ({"rank": 2, "target_modules": ["q_proj", "v_proj"]}, {"rank": 3, "target_modules": ["k_proj", "v_proj"]}),
+        ({"rank": 4, "target_modules": ["q_proj"]}, {"rank": 2}),
+        ({"alpha": 9.0}, {"alpha": 2.0}),
+        ({"use_rslora": True}, {}),
+        ({}, {"use_rslora": True, "rank": 5}),
+        ({"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"v_proj": 1.0}}, {"rank": 2}),
+        ({"rank": 2}, {"rank_pattern": {"q_proj": 4}}),
+        ({}, {}),
+    ],
+)
+def test_an_adapter_of_other_settings_is_merged_on_request(
+    base: FrozenBase, folder: Path, tmp_path: Path, earlier: dict[str, Any], later: dict[str, Any]
+) -> None:
+    first = moved(base.add(replace(LORA, **earlier), "actor", 0))
+    first.save(tmp_path / "first", weights_of(first))
+    config = replace(LORA, **later, **MERGE)
+    options: dict[str, Any] = {"earlier": str(tmp_path / "first"), "key": "actor.adapter"}
+    second = base.add(config, "actor", 1, **options)
+    second.load(tmp_path / "first", "actor.adapter")
+    torch.testing.assert_close(logits(base, second), logits(base, first), atol=1e-5, rtol=1e-5)
+    assert second.scales.keys() == first.scales.keys() | base.add(config, "actor", 1, earlier=None).scales.keys()
+    for path in first.scales:
+        ranks = [one.get_submodule(path.replace(".", "/"))["A"].weight.shape[0] for one in (first, second)]
+        assert ranks[1] >= ranks[0]
+        down = second.get_submodule(path.replace(".", "/"))["A"].weight
+        assert (down.norm(dim=1) > 0).all(), "rows beyond the earlier rank can learn"
+    empty = empty_model(base.lm.config)
+    shape = with_adapter(actor_shape(empty), empty, config, "actor", "x", **options)
+    assert shape.trained_parameters == sum(weight.numel() for weight in second.parameters())
+    second.save(tmp_path / "second", weights_of(second))  # as checkpoints and PEFT have it
+    again = base.add(config, "actor", 2, **options)
+    again.load(tmp_path / "second", "checkpoint")
+    assert all(torch.equal(one, two) for one, two in zip(again.parameters(), second.parameters(), strict=True))
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "second").eval()
+    with torch.no_grad():
+        actual = loaded(input_ids=torch.arange(3, 9)[None]).logits
+    torch.testing.assert_close(actual, logits(base, first), atol=1e-5, rtol=1e-5)
+    own = load_adapter(base, tmp_path / "second", "checkpoint")
+    assert torch.equal(logits(base, own), logits(base, second))
+
+
+def test_ranks_and_alphas_by_pattern_are_those_of_peft(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
+    patterns = {"rank_pattern": {"self_attn.q_proj": 6, "up_.*": 2}, "alpha_pattern": {"v_proj": 20.0}}
+    config = replace(LORA, **patterns)
+    adapter = moved(base.add(config, "actor", 0))
+    theirs = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder),
+        peft.LoraConfig(r=3, lora_alpha=5, target_modules=[path for path in adapter.scales], **patterns),
+    )
+    layers = {path: theirs.base_model.model.get_submodule(path) for path in adapter.scales}
+    assert adapter.scales == {path: layer.scaling["default"] for path, layer in layers.items()}
+    for path, layer in layers.items():
+        assert layer.r["default"] == adapter.get_submodule(path.replace(".", "/"))["A"].weight.shape[0]
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    merged.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    with torch.no_grad():
+        actual = merged(input_ids=torch.arange(3, 9)[None]).logits
+    torch.testing.assert_close(actual, logits(base, adapter), atol=1e-5, rtol=1e-5)
+    theirs.save_pretrained(tmp_path / "theirs")
+    load_adapter(base, tmp_path / "theirs", "actor.adapter")
+    with pytest.raises(PreflightError, match=r"its rank_pattern is .* and not {}; set rank_pattern="):
+        base.add(LORA, "actor", 0).load(tmp_path / "theirs", "actor.adapter")
+    with pytest.raises(ConfigError, match="nothing matches no module that the adapter is on"):
+        base.add(replace(LORA, rank_pattern={"nothing": 2}), "actor", 0)
+    with pytest.raises(ConfigError, match=r"actor.rank=17 is more than .*q_proj"):
+        base.add(replace(LORA, rank_pattern={"q_proj": 17}), "actor", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bias": "all"}, "its bias is all, .*: biases belong to the base"),
+        ({"modules_to_save": ["lm_head"]}, "its modules_to_save is .*: whole modules belong to the base"),
+        ({"use_dora": True}, "its use_dora is True, .*: DoRA scales every column"),
+        ({"target_parameters": ["mlp.experts"]}, "not on the experts' tensors"),
+    ],
+)
+def test_adapters_of_other_kinds_are_refused_by_their_settings(saved: Path, changes: dict, words: str) -> None:
+    config = json.loads((saved / FILES[0]).read_text())
+    (saved / FILES[0]).write_text(json.dumps(config | changes))
+    with pytest.raises(PreflightError, match=words):
+        read_adapter(saved, "actor.adapter")
 
 
 @pytest.fixture

@@ -10,14 +10,23 @@ import torch
 from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.schema import AdapterInit, LoraConfig
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.adapters import AdapterPolicy
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.rollout.generator import HfGenerator, Request
 from ippo_cli.tasks.environment import Action, Step
 
 AGENTS = ("low", "high", "mid")
-LORA = LoraConfig(rank=3, alpha=6.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+LORA = LoraConfig(
+    rank=3,
+    alpha=6.0,
+    use_rslora=False,
+    target_modules="all-linear",
+    rank_pattern={},
+    alpha_pattern={},
+    adapter_mismatch=AdapterMismatch.error,
+    init=AdapterInit.default,
+)
 
 
 class Alone(Mapping[str, FrozenAgent]):

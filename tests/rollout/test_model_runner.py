@@ -27,7 +27,7 @@ from transformers import (
     RwkvConfig,
 )
 
-from ippo_cli.config.schema import AdapterInit, LoraConfig
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.rollout import continuous_batching, model_runner
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
@@ -38,7 +38,16 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SPECIAL}
 GROUPED = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
 ALTERNATING = ["sliding_attention", "full_attention"]
-LORA = LoraConfig(rank=2, alpha=4.0, use_rslora=False, target_modules="all-linear", init=AdapterInit.default)
+LORA = LoraConfig(
+    rank=2,
+    alpha=4.0,
+    use_rslora=False,
+    target_modules="all-linear",
+    rank_pattern={},
+    alpha_pattern={},
+    adapter_mismatch=AdapterMismatch.error,
+    init=AdapterInit.default,
+)
 
 CONTINUOUS = {
     "gpt2 (learned positions)": lambda v: GPT2Config(

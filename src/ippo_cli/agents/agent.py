@@ -72,10 +72,11 @@ class Agent:
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
     critic: Learner | None  # None when the policy carries the value head, or nothing has values
-    reference: Policy | None  # the initial weights, frozen; None when nothing is compared with them
+    reference: Policy | None  # what KL terms compare with, frozen; None when nothing does
     temperature: float
     chunk_tokens: int
     reference_engine: Engine[Policy] | None = None  # where the reference is spread over the ranks: who does that
+    reference_update_every: int | None = None  # iterations after which the reference becomes the policy
 
     @property
     def model_config(self) -> PretrainedConfig:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,35 +14,25 @@ from transformers import AutoModel, PreTrainedModel
 from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.agents.references import FrozenWeights, initial_policy, make_engine, reference_policy, shared_base
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.schema import (
-    ActorConfig,
     AdapterCriticConfig,
     AgentConfig,
     CentralizedCriticConfig,
     Config,
-    DeepspeedConfig,
     Dtype,
     LoraActorConfig,
-    OptimizerConfig,
     OwnCriticConfig,
+    ReferenceKind,
     SeparateCriticConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import base_of, critics, holders, members, shares_critic
-from ippo_cli.engine import distributed
-from ippo_cli.engine.zero import Engine
-from ippo_cli.engine.zero_config import (
-    bucket_elements,
-    effective_stage,
-    live_elements,
-    prefetch_elements,
-    zero_config,
-)
+from ippo_cli.config.teams import critics, holders, members, shares_critic
 from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
 from ippo_cli.models.critic import (
     ValueHead,
@@ -59,19 +49,8 @@ from ippo_cli.tasks.task import response_budgets
 
 if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
     from ippo_cli.models.adapters import AdapterCritic
-    from ippo_cli.models.lora import FrozenBase
 
 LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
-
-
-@dataclass
-class _Frozen:
-    """Weights that nothing trains, and that several agents may share."""
-
-    device: torch.device
-    # By weights; with the engine that spreads them, at stage 3.
-    references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
-    bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
 
 
 def build_team(
@@ -82,7 +61,7 @@ def build_team(
     `weights`: where each actor starts, by the name that its weights go by. `saved`: a checkpoint whose weights take
     the place of those, for the KL reference stays the initial model.
     """
-    frozen = _Frozen(device)
+    frozen = FrozenWeights(device)
     built: dict[str, Agent] = {}
     agents_frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
@@ -130,16 +109,16 @@ def _lay_out(config: Config, team: Team) -> None:
         own[name].layout = layout
 
 
-def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> FrozenAgent:
+def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent:
     """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
     actor = config.task.agents[name].actor
     tokenizer = load_tokenizer(weights, actor.revision)
-    policy, engine = _reference(config, name, actor, weights, frozen)
+    policy, engine = initial_policy(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
         from ippo_cli.models.adapters import AdapterPolicy
 
-        base = _base(config, name, actor, weights, frozen)
-        adapter = base.add(actor, "actor", config.seed)
+        base = shared_base(config, name, actor, weights, frozen)
+        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
@@ -147,7 +126,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: _Frozen) -> F
 
 
 def _build_agent(
-    config: Config, holder: str, names: tuple[str, ...], weights: str, saved: Path | None, frozen: _Frozen
+    config: Config, holder: str, names: tuple[str, ...], weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Agent:
     """The first of the agents that have these weights; the others differ from it in name."""
     agent = config.task.agents[names[0]]
@@ -158,7 +137,9 @@ def _build_agent(
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
     reference, reference_engine = None, None
     if needs_reference(config):
-        reference, reference_engine = _reference(config, holder, agent.actor, weights, frozen)
+        reference, reference_engine = reference_policy(config, holder, agent.actor, weights, frozen)
+        if agent.actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
+            refuse_unreadable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
     if reference is not None and not reference.packs:
         policy.packs = False  # the reference is given the rows that the policy reads
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
@@ -174,21 +155,22 @@ def _build_agent(
         critic=critic,
         reference=reference,
         reference_engine=reference_engine,
+        reference_update_every=agent.actor.reference_update_every,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
 
 
 def _policy(
-    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: _Frozen
+    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Policy:
     """The actor's model with its initial weights, or those that were saved."""
     actor = agent.actor
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.adapters import AdapterPolicy
 
-        base = _base(config, holder, actor, weights, frozen)
-        adapter = base.add(actor, "actor", config.seed)
+        base = shared_base(config, holder, actor, weights, frozen)
+        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         policy: Policy = AdapterPolicy(base, adapter, _value_head(agent, base.lm))
         if saved is not None:
             policy.load_saved(saved)
@@ -219,23 +201,6 @@ def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> 
     return head
 
 
-def _base(config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: _Frozen) -> FrozenBase:
-    """The frozen base of an agent's adapters, which others may share."""
-    from ippo_cli.models.lora import FrozenBase
-
-    name = base_of(config)[holder]
-    if name not in frozen.bases:
-        lm = load_causal_lm(weights, actor.revision, actor.dtype)
-        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
-        base = FrozenBase(lm, weights)
-        base.packs = packs
-        if actor.gradient_checkpointing:
-            base.checkpoint_gradients()
-        lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
-        frozen.bases[name] = base
-    return frozen.bases[name]
-
-
 def _actor_learner(
     config: Config,
     holder: str,
@@ -257,7 +222,7 @@ def _actor_learner(
     return Learner(
         name=holder,
         trains=names,
-        engine=_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
+        engine=make_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
@@ -276,7 +241,7 @@ def _actor_learner(
 
 
 def _critic(
-    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: _Frozen
+    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> ValueModel | AdapterCritic:
     """A critic with an engine of its own: on the actor's frozen base, or a model."""
     critic, actor = agent.critic, agent.actor
@@ -284,8 +249,9 @@ def _critic(
         from ippo_cli.models.adapters import AdapterCritic
 
         assert isinstance(actor, LoraActorConfig)
-        base = _base(config, holder, actor, weights, frozen)
-        on_base = AdapterCritic(base.add(critic, "critic", config.seed), _head_of(critic, base.lm, actor.dtype))
+        base = shared_base(config, holder, actor, weights, frozen)
+        adapter = base.add(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
+        on_base = AdapterCritic(adapter, _head_of(critic, base.lm, actor.dtype))
         if saved is not None:
             on_base.load_saved(saved)
         elif critic.warm_start is not None:
@@ -310,7 +276,7 @@ def _critic_learner(
     return Learner(
         name=holder,
         trains=names,
-        engine=_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
+        engine=make_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
         mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
@@ -352,61 +318,6 @@ def load_critic(
             given = f"critic.model={source}"
         raise cannot_load(given, "critic", error, what_is_missing(Path(source))) from error
     return value_model(backbone, critic.value_head_hidden_dim)
-
-
-def _engine(
-    module: nn.Module,
-    groups: list[dict[str, Any]],
-    deepspeed: DeepspeedConfig,
-    dtype: Dtype,
-    optimizer: OptimizerConfig,
-    device: torch.device,
-) -> Engine:
-    size = sum(parameter.numel() for parameter in module.parameters())
-    stage = effective_stage(
-        deepspeed.stage,
-        bf16=dtype is Dtype.bf16,
-        ranks=distributed.world_size(),
-        offload_optimizer=deepspeed.offload_optimizer,
-    )
-    live = live_elements(deepspeed.max_live_parameters, size)
-    settings = zero_config(
-        stage=stage,
-        dtype=dtype.value,
-        offload_optimizer=deepspeed.offload_optimizer,
-        offload_params=deepspeed.offload_params,
-        reduce_bucket_size=bucket_elements(deepspeed.reduce_bucket_size, size),
-        prefetch_bucket_size=prefetch_elements(live, size),
-        persistence_threshold=deepspeed.persistence_threshold,
-        max_live_parameters=live,
-        max_grad_norm=optimizer.max_grad_norm,
-    )
-    return Engine(module, groups, zero=settings, device=device)
-
-
-def _reference(
-    config: Config, holder: str, actor: ActorConfig, weights: str, frozen: _Frozen
-) -> tuple[Policy, Engine[Policy] | None]:
-    """The frozen initial policy. Agents that start from the same weights share it: nothing ever writes to it.
-
-    That of an adapter is its base, read without any. At stage 3 its weights are spread as those that are trained, by
-    an engine of its own, where there are ranks to spread them over.
-    """
-    if isinstance(actor, LoraActorConfig):
-        from ippo_cli.models.adapters import AdapterPolicy
-
-        return AdapterPolicy(_base(config, holder, actor, weights, frozen), None).eval(), None
-    key = f"{weights}@{actor.revision}:{actor.dtype.value}"
-    if key not in frozen.references:
-        spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
-        policy = Policy(load_causal_lm(weights, actor.revision, actor.dtype, as_stored=spreads), in_step=spreads)
-        policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
-        policy.requires_grad_(False).eval()
-        if spreads:
-            frozen.references[key] = policy, _engine(policy, [], config.deepspeed, actor.dtype, actor, frozen.device)
-        else:
-            frozen.references[key] = policy.to(frozen.device), None
-    return frozen.references[key]
 
 
 def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:

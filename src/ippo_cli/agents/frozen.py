@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.schema import ActorConfig, LoraActorConfig
+from ippo_cli.config.adapters import has_merged_adapter
+from ippo_cli.config.schema import ActorConfig, Dtype, LoraActorConfig
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 
 Record = dict[str, Any]
@@ -24,16 +25,19 @@ def frozen_agent(
     model, commit = record["model"], record["commit"]
     tokenizer = load_tokenizer(model, commit)
     if "adapter" not in record:
-        policy = Policy(load_causal_lm(model, commit, actor.dtype)).to(device).eval()
+        # Rounding a merged model loses most of what a short training changed.
+        dtype = Dtype.fp32 if has_merged_adapter(model) else actor.dtype
+        policy = Policy(load_causal_lm(model, commit, dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
     from ippo_cli.models.adapters import AdapterPolicy
-    from ippo_cli.models.lora import FrozenBase
+    from ippo_cli.models.lora import FrozenBase, load_adapter
 
     assert isinstance(actor, LoraActorConfig)
     key = "base", model, commit, actor.dtype
     if key not in bases:
         bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
-    adapter = bases[key].add(actor, "actor", seed=0)
-    if record["adapter"] is not None:
-        adapter.load(Path(record["adapter"]["model"]), "checkpoint")
+    if record["adapter"] is None:
+        adapter = bases[key].add(actor, "actor", seed=0)
+    else:
+        adapter = load_adapter(bases[key], Path(record["adapter"]["model"]), "checkpoint")
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=AdapterPolicy(bases[key], adapter).to(device).eval())

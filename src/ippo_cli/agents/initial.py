@@ -16,13 +16,16 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED, adapter_folder, reference_folder
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import (
+    ActorConfig,
     Alphabet,
     Config,
     CriticKind,
     History,
     LoraActorConfig,
+    ReferenceKind,
     SeparateCriticConfig,
     TinyActorConfig,
 )
@@ -138,9 +141,15 @@ def verified(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
-    """Raise `ConfigError` for a critic to which its actor's token ids mean something else."""
+    """Raise `ConfigError` for a critic or a reference to which its actor's token ids mean something else."""
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
+        if not agent.frozen and (folder := _reference_of(agent.actor)) is not None and not folder[1]:
+            tokenizer = load_tokenizer(str(weights[holder]), agent.actor.revision)
+            remedy = "use a model of the actor's family"
+            _refuse_other_vocabulary(
+                f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy
+            )
         critic = agent.critic
         if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
             continue  # a centralised one that knows other tokens reads text
@@ -155,9 +164,12 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
 
 
 def _refuse_other_vocabulary(
-    setting: str, source: str, revision: str | None, tokenizer: PreTrainedTokenizerBase
+    setting: str,
+    source: str,
+    revision: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    remedy: str = "use a model of the actor's family, or null for the actor's own weights",
 ) -> None:
-    remedy = "use a model of the actor's family, or null for the actor's own weights"
     tokens = tokenizer.get_vocab()
     size = embeddings(source, revision)
     if size is not None and max(tokens.values()) >= size:
@@ -204,10 +216,25 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
         record = _recorded(record_file(run_folder, base), by_base[base], actor.revision, known)
         commits[base] = record["commit"]
         if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-            places = [Path(actor.adapter), Path(actor.adapter) / "adapter"]  # the latter beside a merged model
-            for adapter in (place for place in places if (place / "adapter_config.json").is_file()):
+            places = [Path(actor.adapter), Path(actor.adapter) / BESIDE_MERGED]
+            for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):
                 _recorded(record_file(run_folder, f"{base}.adapter"), adapter, None, known)
+    for holder, names in members(config).items():
+        actor = config.task.agents[names[0]].actor
+        if not config.task.agents[names[0]].frozen and (folder := _reference_of(actor)) is not None:
+            _recorded(record_file(run_folder, f"{holder}.reference"), folder[0], None, known)
     return commits
+
+
+def _reference_of(actor: ActorConfig) -> tuple[Path, bool] | None:
+    """The folder that an agent's reference is read from besides its model, and whether it is an adapter's."""
+    if actor.reference == ReferenceKind.base:
+        return None
+    if actor.reference != ReferenceKind.initial:
+        return reference_folder(actor.reference)
+    if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
+        return adapter_folder(Path(actor.adapter), "actor.adapter"), True
+    return None
 
 
 def _recorded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
@@ -45,6 +45,23 @@ class Team(Mapping[str, Agent]):
         frozen = {id(engine): engine for engine in spread if engine is not None}
         for engine in [*(learner.engine for learner in self.learners), *frozen.values()]:
             engine.destroy()
+
+    def update_references(self, iteration: int) -> None:
+        """After that many iterations, let references that are due become what their policies are."""
+        for agent in self._updated_references(lambda every: iteration % every == 0).values():
+            assert agent.reference is not None
+            agent.reference.copy_from(agent.policy.engine.module)
+
+    def updated_references(self, iteration: int) -> dict[str, Agent]:
+        """By the name of their weights, agents whose references are not those that they began with."""
+        return self._updated_references(lambda every: iteration >= every)
+
+    def _updated_references(self, due: Callable[[int], bool]) -> dict[str, Agent]:
+        return {
+            agent.policy.name: agent
+            for agent in self.agents.values()
+            if agent.reference is not None and (every := agent.reference_update_every) is not None and due(every)
+        }
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
         """What a learner's rows are written in: its agents have one vocabulary."""

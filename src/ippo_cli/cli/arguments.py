@@ -32,7 +32,10 @@ NOT_HYDRAS = {
 }
 
 
-OPEN = r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights))(\..+)?"
+OPEN = (
+    r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights)"
+    r"|(task\.agents\.\w+\.)?(actor|critic)\.(rank|alpha)_pattern)(\..+)?"
+)
 """Keys below which others may be typed."""
 
 

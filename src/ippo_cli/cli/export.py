@@ -11,7 +11,7 @@ from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.config.secrets import kept, redacted
 
-OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
+OWN = ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic")
 
 
 def main() -> NoReturn:
@@ -29,8 +29,11 @@ def _export(argv: list[str]) -> None:
         if not own.get(key):
             raise ConfigError(f"{key}=", "is missing", f"say {example}")
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
+    if (dtype := own.get("dtype")) not in (None, "fp32", "bf16"):
+        raise ConfigError(f"dtype={dtype}", "is not known", "use fp32, which keeps all of an adapter, or bf16")
     folder, to = Path(own["run"]).expanduser().absolute(), Path(own["to"]).expanduser().absolute()
     config = run_config(folder, own["run"], [], data=False)
+    from ippo_cli.config.schema import Dtype
     from ippo_cli.evaluation.export import Wanted, export
 
     wanted = Wanted(
@@ -39,6 +42,7 @@ def _export(argv: list[str]) -> None:
         to=to,
         agents=names(own.get("agent", "")),
         merged=merged,
+        dtype=None if dtype is None else Dtype(dtype),
         critic=critic,
         command=redacted(shlex.join(["ippo-export", *kept(list(argv))])),
     )

@@ -37,6 +37,9 @@ ippo-export: write a run's agents as Hugging Face folders, each with a model car
   ippo-export run=outputs/default/RUN to=exported agent=low           one agent, or several: agent=low,high
   ippo-export run=outputs/default/RUN to=exported critic=true         and its critic: exported/AGENT/critic/
   ippo-export run=outputs/lora/RUN to=exported merged=false           of actor=lora the adapter alone, in peft's format
+  ippo-export run=outputs/lora/RUN to=exported dtype=bf16             half the size; prints the share that is kept
+
+An adapter is merged into its base in float32, which loses nothing; AGENT/adapter/ is the adapter by itself.
 
 Folders are read by transformers (an adapter by peft) without this program. What they compute is compared with what the
 run's own weights compute before the folder gets its name: a command that was stopped leaves nothing under to=.

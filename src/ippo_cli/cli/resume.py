@@ -25,6 +25,7 @@ FROZEN = (
     "actor.model",
     "actor.kind",
     "actor.dtype",
+    "actor.reference",
     "critic.kind",
     "critic.model",
     "critic.dtype",

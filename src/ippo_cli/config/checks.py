@@ -18,6 +18,7 @@ from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.own_code import name_missing
+from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
     PROTOCOLS,
@@ -67,6 +68,8 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
     _check_deepspeed(config)
     check_rewards(config)
     check_credit(config)
+    if training:
+        check_references(config)
 
 
 def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Constraint | None]]:

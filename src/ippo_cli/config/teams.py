@@ -26,6 +26,8 @@ SHARED = "shared"  # the group of all agents where none is named
 TEAM = "team"  # the critic of all agents
 RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
 
+REFERENCE_KEYS = {"reference", "reference_update_every"}
+
 
 def members(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
@@ -185,7 +187,11 @@ def _check_bases(config: Config) -> None:
                     f"freezes the base of {group}, and actor={actor.kind.value} of {name} trains all of it",
                     "use actor=lora or actor=tiny_lora, or team=shared_policy",
                 )
-        own = {leaf.name for kind in (LoraConfig, OptimizerConfig) for leaf in fields(kind)} | {"adapter"}
+        own = (
+            {leaf.name for kind in (LoraConfig, OptimizerConfig) for leaf in fields(kind)}
+            | {"adapter"}
+            | REFERENCE_KEYS
+        )
         for name in names[1:]:
             why = f"both are in group {group}, which has one base", "use another group"
             _refuse_unequal({"actor": ()}, why, names[0], agents[names[0]], name, agents[name], free=own)
@@ -275,6 +281,7 @@ def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> No
     Those of an agent with another kind of actor are that kind's, whether or not they were given.
     """
     read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
+    read -= REFERENCE_KEYS
     parts: list[tuple[str, Any, Any, Collection[str]]] = [("algorithm", agent.algorithm, config.algorithm, ())]
     if agent.actor.kind is config.actor.kind:
         parts += [("actor", agent.actor, config.actor, read), ("critic", agent.critic, config.critic, ())]

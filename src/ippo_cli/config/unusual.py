@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.data import has_splits
 from ippo_cli.config.rewards import rewards_of
@@ -14,6 +15,7 @@ from ippo_cli.config.schema import (
     CodeRunConfig,
     Config,
     ConversationConfig,
+    Dtype,
     JsonlConfig,
     Sandbox,
     SeparateCriticConfig,
@@ -213,9 +215,27 @@ def _whole(sources: str | list[str] | None) -> list[str]:
     ]
 
 
+def _rounded_merge(settings: Settings) -> str | None:
+    """Merged models have float32 weights, for bf16 loses most of what a short training changed."""
+    for agent in settings.config.task.agents.values():
+        actor, critic = agent.actor, agent.critic
+        loaded = [("actor.model", actor.model, "actor.dtype", actor.dtype)]
+        if isinstance(critic, SeparateCriticConfig):
+            loaded.append(("critic.model", critic.model, "critic.dtype", critic.dtype))
+            loaded.append(("critic.warm_start", critic.warm_start, "critic.dtype", critic.dtype))
+        for key, folder, dtype_key, dtype in loaded:
+            if folder is not None and dtype is Dtype.bf16 and has_merged_adapter(folder):
+                return (
+                    f"{key} has an adapter merged into it, of whose changes {dtype_key}=bf16 may lose most to "
+                    f"rounding; use {dtype_key}=fp32"
+                )
+    return None
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
+    "rounded_merge": _rounded_merge,
     "few_prompts": _few_prompts,
     "passes": _passes,
     "warmups": _warmups,

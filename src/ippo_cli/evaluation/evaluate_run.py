@@ -16,6 +16,7 @@ import torch
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
+from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.secrets import kept
@@ -52,7 +53,7 @@ from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console, in_lines
 from ippo_cli.training.evaluate import Evaluation, evaluate
-from ippo_cli.training.folder import MANIFEST, all_checkpoints, write_atomically
+from ippo_cli.training.folder import MANIFEST, all_checkpoints, warn, write_atomically
 from ippo_cli.training.planning.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
@@ -350,10 +351,28 @@ def find_weights(
             there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
             raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
         models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
-        if name in adapters and "config.json" not in digests:  # the adapter alone, without its base
-            models[name] = _initial_model(folder, adapters[name][0]) | {"adapter": models[name]}
+        if name in adapters:
+            models[name] = _as_trained(folder, adapters[name][0], models[name])
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
+
+
+def _as_trained(folder: Path, base: str, saved: Record) -> Record:
+    """An adapter on the base that it was trained on: exactly what the run computes, where a merged model only comes
+    near. The merged model is used where its base is gone."""
+    if ADAPTER_CONFIG in saved["sha256"]:  # the adapter without a merged model
+        return _initial_model(folder, base) | {"adapter": saved}
+    beside = f"{BESIDE_MERGED}/"
+    digests = {file.removeprefix(beside): digest for file, digest in saved["sha256"].items() if file.startswith(beside)}
+    adapter = {"model": str(Path(saved["model"]) / BESIDE_MERGED), "commit": None, "sha256": digests}
+    try:
+        model = _initial_model(folder, base)
+        if model["sha256"] and not Path(model["model"]).is_dir():
+            raise ResumeError(f"{model['model']} is not there any more")
+    except ResumeError as error:
+        warn(f"the base of {saved['model']} cannot be used ({error}); evaluating the merged model")
+        return saved
+    return model | {"adapter": adapter}
 
 
 def _began(folder: Path, holder: str, adapter: tuple[str, str | None] | None) -> Record:

@@ -20,14 +20,15 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Generat
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import frozen_agent
+from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED
 from ippo_cli.config.errors import ConfigError, StorageError, storing
-from ippo_cli.config.schema import Config, LoraActorConfig, SamplingConfig
+from ippo_cli.config.schema import Config, Dtype, LoraActorConfig, SamplingConfig
 from ippo_cli.config.teams import critics, holders
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import Subject, adapters_of, find_weights
 from ippo_cli.evaluation.model_card import model_card
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.agreement import agree, deviation, probe_ids
+from ippo_cli.models.agreement import HALF_PRECISION, agree, deviation, in_float32, probe_ids
 from ippo_cli.models.critic import (
     ValueHead,
     ValueHeadConfig,
@@ -39,12 +40,14 @@ from ippo_cli.models.critic import (
 from ippo_cli.models.load import backbone_of
 from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.training.checkpoint_files import sha256_of, sync_folder
-from ippo_cli.training.folder import from_here, write_atomically
+from ippo_cli.training.folder import from_here, warn, write_atomically
 from ippo_cli.training.process import prepare_process
 
 LISTING = "export.json"
-ADAPTER_CONFIG = "adapter_config.json"
 PROBED = 64  # tokens whose logits are compared
+LOST = 0.01  # of what an adapter changed, that an export may lose
+NOISE = 1e-5  # of the size of logits, that float32 computations of the same model differ by
+LOW_SHARE = 0.9  # of what an adapter changed: below it a merged model is warned of
 PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # on which tokenizers are compared
 
 
@@ -57,6 +60,7 @@ class Wanted:
     to: Path
     agents: Sequence[str]  # empty: all
     merged: bool  # of agents with an adapter: with their base, as one model; else the adapter alone
+    dtype: Dtype | None = None  # of merged weights: fp32 (None), or bf16, in which small changes are lost
     critic: bool  # their critics as well
     command: str  # that exports, for the model cards
 
@@ -67,8 +71,8 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
     agents = list(wanted.agents) or list(config.task.agents)
     if strangers := [name for name in agents if name not in config.task.agents]:
         raise ConfigError(f"agent={strangers[0]}", "is no agent of this run", f"it has {' '.join(config.task.agents)}")
-    if not wanted.merged:
-        _refuse_without_adapter(config, agents)
+    if not wanted.merged or wanted.dtype is not None:
+        _check_adapters(config, wanted, agents)
     if wanted.to.exists() and (not wanted.to.is_dir() or any(wanted.to.iterdir())):
         raise ConfigError(f"to={wanted.to}", "is there already", "name a folder that is not there yet")
     critic_folders = _critics(config, subject, wanted, agents) if wanted.critic else {}
@@ -81,13 +85,20 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
             checked: dict[str, Any] = {}
             for name in agents:
                 policy = frozen_agent(name, subject.models[name], config.task.agents[name].actor, device, {})
-                _write(policy, subject.models[name], partial / name, config, name, merged=wanted.merged)
-                checked[name] = _check(policy, partial / name, config, name, merged=wanted.merged)
+                _write(policy, subject.models[name], partial / name, config, name, wanted)
+                checked[name] = _check(policy, partial / name, name, wanted)
                 if name in critic_folders:
                     critic = partial / name / "critic"
                     checked[name] |= _write_critic(policy, critic_folders[name], critic, wanted, name)
                 card = model_card(config, name, wanted.run, subject, wanted.command, merged=wanted.merged)
                 write_atomically(partial / name / "README.md", card)
+                if (share := checked[name].get("kept_share")) is not None:
+                    say(f"{name}: {share:.4f} of what its adapter changed is kept ({checked[name]['dtype']} weights)")
+                    if share < LOW_SHARE:
+                        warn(
+                            f"{name}: merged in bf16, {1 - share:.0%} of what its adapter changed is lost to rounding; "
+                            "leave out dtype=bf16, or use merged=false and serve the adapter beside its base"
+                        )
                 errors = [
                     f"{what} differ by {checked[name][key]:.1e} of their size at most"
                     for key, what in (("deviation", "logits"), ("critic_deviation", "its critic's values"))
@@ -101,12 +112,24 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
     return wanted.to
 
 
-def _refuse_without_adapter(config: Config, agents: Sequence[str]) -> None:
+def _check_adapters(config: Config, wanted: Wanted, agents: Sequence[str]) -> None:
     for name in agents:
-        if not isinstance(config.task.agents[name].actor, LoraActorConfig):
+        if isinstance(config.task.agents[name].actor, LoraActorConfig):
+            continue
+        if not wanted.merged:
             raise ConfigError(
                 "merged=false", f"asks for adapters, and agent {name} is trained as a whole", "leave it out"
             )
+        assert wanted.dtype is not None
+        raise ConfigError(
+            f"dtype={wanted.dtype.value}",
+            f"is the type of merged adapters, and agent {name} is trained as a whole: its weights are copied",
+            "leave it out",
+        )
+    if not wanted.merged and wanted.dtype is not None:
+        raise ConfigError(
+            f"dtype={wanted.dtype.value}", "is the type of merged weights, and merged=false merges none", "leave it out"
+        )
 
 
 def _critics(config: Config, subject: Subject, wanted: Wanted, agents: Sequence[str]) -> dict[str, Path]:
@@ -122,10 +145,10 @@ def _critics(config: Config, subject: Subject, wanted: Wanted, agents: Sequence[
 
 
 def _write(
-    policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, *, merged: bool
+    policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, wanted: Wanted
 ) -> None:
     """What is loaded, as libraries read it. Files of a checkpoint that are a model already are copied as they are."""
-    source = Path(record["model"])
+    source, merged = Path(record["model"]), wanted.merged
     whole = "adapter" not in record
     if whole and merged and source.is_dir():
         target.mkdir()
@@ -133,11 +156,12 @@ def _write(
             if "/" not in file:
                 shutil.copyfile(source / file, target / file)
     elif whole and not merged:  # a checkpoint of merged models keeps the adapter beside them
-        shutil.copytree(source / "adapter", target)
+        shutil.copytree(source / BESIDE_MERGED, target)
         policy.tokenizer.save_pretrained(target)
     else:
         work = target.with_name(f"{target.name}.work")
-        folder, *_ = policy.policy.save(work, policy.policy.state_dict(), policy.tokenizer, merged=merged)
+        options = {} if whole or wanted.dtype is None else {"merged_dtype": DTYPES[wanted.dtype]}
+        folder, *_ = policy.policy.save(work, policy.policy.state_dict(), policy.tokenizer, merged=merged, **options)
         folder.rename(target)
         shutil.rmtree(work)
     if merged:
@@ -172,42 +196,68 @@ def _write_generation(
 
 
 @torch.no_grad()
-def _check(policy: FrozenAgent, folder: Path, config: Config, name: str, *, merged: bool) -> dict[str, Any]:
+def _check(policy: FrozenAgent, folder: Path, name: str, wanted: Wanted) -> dict[str, Any]:
     """Load the folder as others would, and compare what it computes. Raises `StorageError` where that is not the same.
 
-    Positions moved by one are the mistake that a difference is held against.
+    All is computed in float32, so that rounding hides nothing. What is lost of an adapter is measured by what the
+    adapter changes: against the size of logits, the base alone would be near enough after a short training.
     """
-    dtype = DTYPES[config.task.agents[name].actor.dtype]
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer(PROBE_TEXT).input_ids != policy.tokenizer(PROBE_TEXT).input_ids:
+        raise StorageError(f"{folder}: its tokenizer reads a text in another way than the run's; nothing is exported")
+    lm, device = policy.policy.lm, policy.policy.lm.device
     model: Any
-    if merged:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    if wanted.merged:
+        stored = "auto" if hasattr(policy.policy, "adapter") else lm.dtype  # what is copied may be rounded by the run
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=stored)
     else:
         from ippo_cli.models.lora import load_with_peft
 
-        model = load_with_peft(folder, dtype)
-    vocabulary = policy.model_config.get_text_config().vocab_size
-    device = policy.policy.lm.device
-    ids = probe_ids(PROBED, vocabulary, device)
+        model = load_with_peft(folder, lm.dtype)
     model = model.to(device).eval()
+    ids = probe_ids(PROBED, policy.model_config.get_text_config().vocab_size, device)
 
-    def logits(model: Any, given: Tensor) -> Tensor:
-        return model(input_ids=given, use_cache=False).logits[0].float()
+    def logits(model: Any) -> Tensor:
+        with in_float32(model):
+            return model(input_ids=ids, use_cache=False).logits[0].float()
 
     with policy.policy.reading():
-        expected = logits(policy.policy.lm, ids)
-        wrong = logits(policy.policy.lm, ids.roll(1, dims=1))
-    actual = logits(model, ids)
-    own = policy.tokenizer(PROBE_TEXT).input_ids
-    if tokenizer(PROBE_TEXT).input_ids != own:
-        raise StorageError(f"{folder}: its tokenizer reads a text in another way than the run's; nothing is exported")
-    typed = [part.to(dtype) for part in (actual, expected, wrong)]  # whose rounding is to be expected
-    if not agree(*([part] for part in typed)):
+        expected = logits(lm)
+    actual = logits(model)
+    found = {"deviation": deviation(actual, expected), "probed_tokens": PROBED}
+    found["dtype"] = str(model.dtype).removeprefix("torch.")
+    differs = f"{folder}: loaded from there, agent {name} computes something else"
+    adapter = getattr(policy.policy, "adapter", None)
+    if adapter is None:
+        if not found["deviation"] <= NOISE:
+            raise StorageError(f"{differs} (logits differ by {found['deviation']:.1e} of their size); nothing exported")
+        return found
+    with adapter.base.reading(None):
+        base = logits(lm)
+    expected, actual, base = (part.log_softmax(-1) for part in (expected, actual, base))
+    effect, error = float((expected - base).norm()), float((actual - expected).norm())
+    noise = NOISE * float(expected.norm())
+    rounds = wanted.merged and wanted.dtype is Dtype.bf16
+    same = error <= LOST * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
+    if wanted.merged:
+        same = same and _has_merged_weights(model, policy.policy)
+    if not same:
         raise StorageError(
-            f"{folder}: loaded from there, agent {name} computes something else (logits differ by "
-            f"{deviation(actual, expected):.1e} of their size); nothing is exported"
+            f"{differs} (its log-probabilities differ by {error:.1e} from the run's, which differ by {effect:.1e} from "
+            "the base's); nothing is exported"
         )
-    return {"deviation": deviation(actual, expected), "probed_tokens": PROBED, "dtype": str(dtype)}
+    if effect > noise:
+        found["kept_share"] = float(((actual - base) * (expected - base)).sum()) / effect**2
+    return found
+
+
+def _has_merged_weights(model: Any, policy: Any) -> bool:
+    """Whether a loaded model has the base's weights with the adapter's change, to the bit of its own type."""
+    weights = policy.adapter.state_dict()
+    return all(
+        torch.equal(model.get_submodule(path).weight, (own + change).to(model.dtype))
+        for path, own, change in policy.base.weight_changes(policy.adapter, weights)
+    )
 
 
 def _write_critic(policy: FrozenAgent, source: Path, target: Path, wanted: Wanted, name: str) -> dict[str, float]:
@@ -223,10 +273,7 @@ def _write_critic(policy: FrozenAgent, source: Path, target: Path, wanted: Wante
             if file.is_file() and sha256_of(file) != sha256_of(target / file.relative_to(source)):
                 raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
     else:
-        actor = policy.policy.lm
-        model = value_model(
-            AutoModel.from_pretrained(target.parent, dtype=actor.dtype), head.config.value_head_hidden_dim
-        )
+        model = value_model(AutoModel.from_pretrained(target.parent, dtype="auto"), head.config.value_head_hidden_dim)
         model.value_head.load_state_dict(head.state_dict())
         model.save_pretrained(target)
         policy.tokenizer.save_pretrained(target)
@@ -249,7 +296,8 @@ def _check_values(policy: FrozenAgent, source: Path, folder: Path, name: str, he
     ids = probe_ids(PROBED, loaded.backbone.config.get_text_config().vocab_size, device)
 
     def values(backbone: Any, head: Any, given: Tensor) -> Tensor:
-        return head(backbone(input_ids=given, use_cache=False).last_hidden_state)
+        with in_float32(backbone), in_float32(head):
+            return head(backbone(input_ids=given, use_cache=False).last_hidden_state.float())
 
     if head is None:
         own: Any = ValueModel.from_pretrained(source, use_safetensors=True)
@@ -261,8 +309,7 @@ def _check_values(policy: FrozenAgent, source: Path, folder: Path, name: str, he
         with policy.policy.reading():
             expected, wrong = (values(backbone, head, given) for given in (ids, ids.roll(1, dims=1)))
     actual = values(loaded.backbone, loaded.value_head, ids)
-    typed = [part.to(loaded.dtype) for part in (actual, expected, wrong)]
-    if not agree(*([part] for part in typed)):
+    if not agree([actual], [expected], [wrong]):
         raise StorageError(
             f"{folder}: loaded from there, the critic of agent {name} computes something else (values differ by "
             f"{deviation(actual, expected):.1e} of their size); nothing is exported"

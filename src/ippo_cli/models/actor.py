@@ -145,6 +145,18 @@ class Policy(nn.Module):
         """What of it is trained, besides a value head."""
         return self.lm
 
+    @torch.no_grad()
+    def copy_from(self, other: Policy) -> None:
+        """Take the weights of another policy of the same shape, but for a value head."""
+        for own, its in zip(self.trained.parameters(), other.trained.parameters(), strict=True):
+            own.copy_(its)
+
+    @torch.no_grad()
+    def load_saved(self, folder: Path) -> None:
+        """Take up what `save` wrote, but for a value head."""
+        dtype = next(key for key, value in DTYPES.items() if value == self.lm.dtype)
+        self.lm.load_state_dict(load_causal_lm(str(folder / "actor"), None, dtype).state_dict())
+
     def reading(self) -> AbstractContextManager[None]:
         """What every forward of its language model that is not its own happens in."""
         return nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
+from ippo_cli.config.adapters import BESIDE_MERGED, adapter_folder
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.models.critic import ValueHead, ValueModel, at_states, value_head_from, value_model
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import backbone_of, below
-from ippo_cli.models.lora import BESIDE_MERGED, Adapter, FrozenBase, adapter_folder
+from ippo_cli.models.lora import Adapter, FrozenBase
 from ippo_cli.models.packing import read
 
 
@@ -57,12 +60,19 @@ class AdapterPolicy(Policy):
         return self
 
     def save(
-        self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
+        self,
+        folder: Path,
+        weights: dict[str, Tensor],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        merged: bool,
+        merged_dtype: torch.dtype = torch.float32,
     ) -> list[Path]:
+        """As of a policy; a merged model has float32 weights unless `merged_dtype` is another type."""
         assert self.adapter is not None
         own, actor = below("adapter.", weights), folder / "actor"
         if merged:
-            self.lm.save_pretrained(actor, state_dict=self.base.merged(self.adapter, own))
+            _save_merged(self.lm, actor, self.base.merged(self.adapter, own, merged_dtype), merged_dtype)
         self.adapter.save(actor / BESIDE_MERGED if merged else actor, own)
         tokenizer.save_pretrained(actor)
         return [actor, *self._save_head(folder, weights)]
@@ -99,7 +109,7 @@ class AdapterCritic(nn.Module):
     ) -> list[Path]:
         own, head, critic = below("adapter.", weights), below("value_head.", weights), folder / "critic"
         if merged:
-            self._merged_model().save_pretrained(critic, state_dict=self._merged_state(own, head))
+            _save_merged(self._merged_model(), critic, self._merged_state(own, head), torch.float32)
         saved = critic / BESIDE_MERGED if merged else critic
         self.adapter.save(saved, own)
         self.value_head.save_pretrained(saved / "value_head", state_dict=head)
@@ -136,4 +146,17 @@ class AdapterCritic(nn.Module):
         prefix = f"{base.lm.base_model_prefix}."
         backbone = below(prefix, base.merged(self.adapter, own))
         state = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
-        return state | {f"value_head.{name}": tensor for name, tensor in head.items()}
+        return state | {f"value_head.{name}": tensor.float() for name, tensor in head.items()}
+
+
+def _save_merged(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """A model's folder with the weights of `state`. The library writes the model's own type into `config.json`."""
+    model.save_pretrained(folder, state_dict=state)
+    file = folder / CONFIG_NAME
+    file.write_text(json.dumps(_with_dtype(json.loads(file.read_text()), str(dtype).removeprefix("torch.")), indent=2))
+
+
+def _with_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A configuration, and those of the parts of its model, that name this type."""
+    changed = {key: _with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in settings.items()}
+    return changed | ({"dtype": dtype} if "dtype" in settings else {})

@@ -1,28 +1,83 @@
-"""The linear maps of a language model that an adapter may sit on, found by name: no weight is looked at."""
+"""The linear maps of a language model that an adapter may sit on, found by name: no weight is looked at.
+
+What an adapter may sit on is what PEFT and servers read from its folder as it was trained. In mixtures of experts PEFT
+takes names such as `gate_proj` for the experts, which are one tensor each layer and no linear maps, also where a dense
+layer or a shared expert has a map of that name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
+from ippo_cli.config.adapters import pattern_value, rank_of
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ALL_LINEAR, LoraConfig
 
+MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Families in which PEFT refuses `out_proj`, whose weight fast kernels read without calling it."""
 Widths = tuple[int, int]  # of what a map reads and of what it gives
 
 
 def linear_maps(lm: PreTrainedModel) -> dict[str, Widths]:
-    """Every linear map but the head by its path. The head is called apart from the model, on some tokens only."""
+    """Every map that an adapter may sit on by its path, with its widths."""
+    left_out = maps_without_adapter(lm)
+    return {path: _widths(part) for path, part in _all_maps(lm) if path not in left_out}
+
+
+def maps_without_adapter(lm: PreTrainedModel) -> dict[str, str]:
+    """Linear maps within a model's layers that take no adapter: the reason by path."""
+    maps = dict(_all_maps(lm))
+    unreadable = _names_without_peft(lm, short_names(list(maps)))
+    reasons = {path: _reason(path, part, unreadable) for path, part in maps.items()}
+    return {path: reason for path, reason in reasons.items() if reason is not None}
+
+
+def _all_maps(lm: PreTrainedModel) -> Iterator[tuple[str, nn.Linear | Conv1D]]:
+    """All but the head, which is called apart from the model, on some tokens only."""
     head = lm.get_output_embeddings()
-    return {
-        path: _widths(part)
-        for path, part in lm.named_modules()
-        if isinstance(part, nn.Linear | Conv1D) and part is not head
-    }
+    for path, part in lm.named_modules():
+        if isinstance(part, nn.Linear | Conv1D) and part is not head:
+            yield path, part
+
+
+def _reason(path: str, part: nn.Linear | Conv1D, unreadable: Mapping[str, str]) -> str | None:
+    """Why a map takes no adapter; None for one that does."""
+    name = path.rpartition(".")[2]
+    if type(part).__name__.endswith("Router"):
+        return f"{type(part).__name__} chooses experts, and gives more than a linear map does"
+    if min(_widths(part)) == 1:
+        return "it gives a single number, which has no low rank"
+    if name == "dt_proj":  # of state-space models, which hand its weight to their scan
+        return "its weight is read without calling it"
+    return unreadable.get(name)
+
+
+def _names_without_peft(lm: PreTrainedModel, names: Sequence[str]) -> dict[str, str]:
+    """Names that PEFT reads as something else than linear maps in a model of this family, or refuses there."""
+    family = lm.config.model_type
+    if family in MAMBA:
+        return {name: "PEFT refuses it in state-space models" for name in names if name == "out_proj"}
+    if get_checkpoint_conversion_mapping(family) is None:
+        return {}
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def stays(name: str) -> bool:
+        config = peft.LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, lm, None)
+        except ValueError:  # it is a part of what is fused
+            return False
+        return name in (config.target_modules or ())
+
+    return {name: "PEFT takes its name for the experts" for name in names if not stays(name)}
 
 
 def _widths(part: nn.Linear | Conv1D) -> Widths:
@@ -32,26 +87,38 @@ def _widths(part: nn.Linear | Conv1D) -> Widths:
 
 
 def targeted_maps(
-    maps: Mapping[str, Widths], parts: Sequence[str], config: LoraConfig, setting: str, model: str
+    maps: Mapping[str, Widths],
+    others: Mapping[str, str | None],
+    config: LoraConfig,
+    setting: str,
+    model: str,
 ) -> dict[str, Widths]:
     """The maps that an adapter with these settings sits on.
 
-    `parts` are the paths of all modules, and `setting` is the group that the settings are of. Raises `ConfigError` for
-    a name that is no map's, and for a rank that is more than a map is wide.
+    `others` are the paths of modules that take no adapter, see `other_modules`, and `setting` is the group that the
+    settings are of. Raises `ConfigError` for a name that is no map's, and for a rank that is more than a map is wide.
     """
+    if not maps:
+        raise ConfigError(f"{setting}.model={model}", "has no linear map that takes an adapter", "use actor=full")
     chosen = dict(maps)
     if config.target_modules != ALL_LINEAR:
         chosen = {}
         for target in config.target_modules:
             found = [path for path in maps if is_named(target, path)]
             if not found:
-                _refuse(target, [path for path in parts if is_named(target, path)], maps, setting, model)
+                named = {path: reason for path, reason in others.items() if is_named(target, path)}
+                _refuse(target, named, maps, setting, model)
             chosen |= {path: maps[path] for path in found}
         chosen = {path: widths for path, widths in maps.items() if path in chosen}
-    narrow = min(chosen, key=lambda path: min(chosen[path]))
-    if config.rank > min(chosen[narrow]):
+    for key in ("rank_pattern", "alpha_pattern"):
+        for name in getattr(config, key):
+            if not any(pattern_value({name: True}, path, False) for path in chosen):
+                what = "matches no module that the adapter is on"
+                raise ConfigError(f"{setting}.{key}", f"{name} {what}", "use " + " ".join(short_names(list(chosen))))
+    narrow = max(chosen, key=lambda path: rank_of(config, path) - min(chosen[path]))
+    if rank_of(config, narrow) > min(chosen[narrow]):
         raise ConfigError(
-            f"{setting}.rank={config.rank}",
+            f"{setting}.rank={rank_of(config, narrow)}",
             f"is more than {narrow} of {model} is wide ({chosen[narrow][0]} to {chosen[narrow][1]}): no map has more "
             "ranks than that",
             f"use at most {min(chosen[narrow])}",
@@ -74,12 +141,22 @@ def is_named(target: str, path: str) -> bool:
     return path == target or path.endswith(f".{target}")
 
 
-def _refuse(target: str, others: Sequence[str], maps: Mapping[str, Widths], setting: str, model: str) -> None:
+def other_modules(lm: PreTrainedModel) -> dict[str, str | None]:
+    """Modules that take no adapter by path, and the reason where they are linear maps."""
+    maps, reasons = linear_maps(lm), maps_without_adapter(lm)
+    return {path: reasons.get(path) for path, _ in lm.named_modules() if path not in maps}
+
+
+def _refuse(
+    target: str, named: Mapping[str, str | None], maps: Mapping[str, Widths], setting: str, model: str
+) -> NoReturn:
     what = f"names {target}, and {model} has no such module"
-    if others:
+    if named:
         what = (
             f"names {target}, which is no linear map within {model}'s layers (its head and embedding take no adapter)"
         )
+    if reason := next((reason for reason in named.values() if reason is not None), None):
+        what = f"names {target}, which takes no adapter in {model}: {reason}"
     raise ConfigError(
         f"{setting}.target_modules", what, "use all-linear, or some of " + " ".join(short_names(list(maps)))
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from ippo_cli.config.adapters import ADAPTER_CONFIG
 from ippo_cli.config.errors import PreflightError
 
 RANDOM = re.compile(r"drop|jitter")
@@ -200,7 +201,7 @@ def what_is_missing(folder: Path) -> str | None:
     if not folder.is_dir():
         return "it is a file; give the folder that holds config.json and the weights"
     files = {path.name for path in folder.iterdir()}
-    if "adapter_config.json" in files and "config.json" not in files:
+    if ADAPTER_CONFIG in files and "config.json" not in files:
         return (
             "it holds an adapter without its model; use actor=lora actor.adapter= with the model it was made for, or "
             "merge the two and save the whole, as checkpoint.weights=full does"

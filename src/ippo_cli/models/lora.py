@@ -24,19 +24,30 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ippo_cli.config.adapters import (
+    ADAPTER_FILES,
+    PEFT_PREFIX,
+    StoredAdapter,
+    check_same_settings,
+    read_adapter,
+    scale_of,
+    starting_settings,
+)
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, LoraConfig
+from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.actor import Policy
-from ippo_cli.models.linear_maps import base_name, is_named, linear_maps, short_names, targeted_maps
+from ippo_cli.models.linear_maps import (
+    Widths,
+    base_name,
+    is_named,
+    linear_maps,
+    other_modules,
+    short_names,
+    targeted_maps,
+)
 from ippo_cli.models.load import checkpoint_activations
 
-PREFIX = "base_model.model."  # before a module's path in peft's files
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-BESIDE_MERGED = "adapter"  # where the adapter lies in the folder of the model that it is merged into
 SAMPLED = 64  # elements at each end of every parameter that a base is told apart by
-# What an adapter of another making may be that this one is not, and the value that it must have.
-UNKNOWN = {"use_dora": (False,), "bias": ("none",), "modules_to_save": (None, []), "rank_pattern": ({}, None)}
-UNKNOWN |= {"alpha_pattern": ({}, None), "lora_bias": (False,), "fan_in_fan_out": (False, True)}
 
 
 class FrozenBase:
@@ -47,6 +58,7 @@ class FrozenBase:
         self.source = source
         self.packs = False  # whether it is given packed rows, see `enable_packing`
         self.widths = linear_maps(lm)
+        self.others = other_modules(lm)
         self.fingerprint = _fingerprint(lm)
         self.parts = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
@@ -56,9 +68,17 @@ class FrozenBase:
         self._count = 0
         self.by_row = True  # whether every layer sees rows as rows
 
-    def add(self, config: LoraConfig, setting: str, seed: int) -> Adapter:
-        """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name."""
-        maps = targeted_maps(self.widths, self.parts, config, setting, base_name(self.source))
+    def add(self, config: LoraConfig, setting: str, seed: int, *, earlier: str | None = None, key: str = "") -> Adapter:
+        """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name.
+
+        `earlier`: the folder of the adapter that it is to start from, which `key` names; `load` takes up its weights.
+        """
+
+        def targeted(config: LoraConfig) -> dict[str, Widths]:
+            return targeted_maps(self.widths, self.others, config, setting, base_name(self.source))
+
+        config = starting_settings(config, earlier, key, lambda: targeted(config))
+        maps = targeted(config)
         name, self._count = f"adapter{self._count}", self._count + 1
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -104,18 +124,30 @@ class FrozenBase:
 
         checkpoint_activations(self.lm, context_fn=contexts)
 
-    def merged(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The base's weights with an adapter's `weights` (by the names that it registers) added to them."""
+    def merged(
+        self, adapter: Adapter, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """The base's weights with an adapter's `weights` (by the names that it registers) added to them.
+
+        In float32 nothing is lost whatever the base's type. In bf16 a change of less than half a rounding step is.
+        """
         state: dict[str, Tensor] = {}
         for name, tensor in self.lm.state_dict().items():
             if ".lora_" not in name:
-                state[name.replace(".base_layer.", ".")] = tensor
+                tensor = tensor.to(dtype=dtype) if tensor.is_floating_point() else tensor
+                state[name.replace(".base_layer.", ".")] = tensor.cpu()
+        for path, own, change in self.weight_changes(adapter, weights):
+            state[f"{path}.weight"] = (own + change).to(dtype).cpu()
+        return state
+
+    def weight_changes(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """By map its path, the base's weight and what an adapter's `weights` add to it, both in float32."""
         for path, scale in adapter.scales.items():
-            product = weights[f"{_key(path)}.B.weight"].float() @ weights[f"{_key(path)}.A.weight"].float()
-            own = state[f"{path}.weight"]
-            change = scale * (product.T if path in self._transposed else product)
-            state[f"{path}.weight"] = (own.float() + change.to(own.device)).to(own.dtype)
-        return {name: tensor.cpu() for name, tensor in state.items()}
+            layer: Any = self.lm.get_submodule(path)
+            own = layer.base_layer.weight.detach().float()
+            down, up = (weights[f"{_key(path)}.{part}.weight"].to(own.device, torch.float32) for part in "AB")
+            product = scale * (up @ down)
+            yield path, own, product.T if path in self._transposed else product
 
     def _forward(self, layer: Any, states: Tensor) -> Tensor:
         """Of one map: the base's, and what the adapter in use adds."""
@@ -215,7 +247,7 @@ class Adapter(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
         named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
-        _write(folder / FILES[1], named, {"format": "pt", "base": self.base.fingerprint})
+        _write(folder / ADAPTER_FILES[1], named, {"format": "pt", "base": self.base.fingerprint})
 
     def _target_names(self) -> list[str]:
         """As short as they can be to be read as these maps and no other module."""
@@ -228,44 +260,65 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def load(self, folder: Path, setting: str) -> None:
-        """Take up an earlier adapter. Raises `PreflightError` where it is of another shape, kind or base."""
+        """Take up an earlier adapter. Raises `PreflightError` where it is of another shape, kind or base.
+
+        With `adapter_mismatch=merge` it may have a lower rank, another scale, and fewer modules: its rows of A are the
+        first ones, its columns of B are scaled, and the other columns of B are zero, so that both compute the same.
+        """
         where = f"{setting}={folder}"
-        folder = adapter_folder(folder, setting)
-        _refuse_other_settings(where, folder, self.config)
+        adapter = read_adapter(folder, setting)
+        merges = self.config.adapter_mismatch is AdapterMismatch.merge
+        if not merges:
+            check_same_settings(self.config, adapter, where)
+        stored = self._read_weights(adapter, where)
+        if merges:
+            stored = self._extended(adapter, stored)
+        self._check_shapes(stored, where)
+        for name, parameter in self.named_parameters():
+            parameter.copy_(stored[_peft_name(name)])
+
+    def _read_weights(self, adapter: StoredAdapter, where: str) -> dict[str, Tensor]:
+        """By PEFT's names. Raises `PreflightError` where they cannot be read, or are those of another base."""
         try:
-            with safe_open(folder / FILES[1], "pt") as file:
+            with safe_open(adapter.folder / ADAPTER_FILES[1], "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
                 made_for = (file.metadata() or {}).get("base")
         except Exception as error:
-            raise PreflightError(f"{where}: {FILES[1]} cannot be read ({error})") from error
+            raise PreflightError(f"{where}: {ADAPTER_FILES[1]} cannot be read ({error})") from error
+        if made_for is not None and made_for != self.base.fingerprint:
+            self._check_shapes(stored, where)  # says more, where shapes differ
+            raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
+        return stored
+
+    def _extended(self, adapter: StoredAdapter, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An earlier adapter's weights in the shapes of this one, which computes the same with them."""
+        result: dict[str, Tensor] = {}
+        for path, scale in self.scales.items():
+            own = {part: getattr(self, _key(path))[part].weight.detach().clone() for part in "AB"}
+            if rank := adapter.rank(path):
+                down, up = (stored[f"{PEFT_PREFIX}{path}.lora_{part}.weight"].to(own[part].device) for part in "AB")
+                factor = scale_of(adapter.settings, path, rank) / scale
+                own["A"][:rank] = down
+                own["B"].zero_()
+                own["B"][:, :rank] = (up.float() * factor).to(own["B"].dtype)
+            result |= {f"{PEFT_PREFIX}{path}.lora_{part}.weight": weight for part, weight in own.items()}
+        return result | {name: tensor for name, tensor in stored.items() if name not in result}
+
+    def _check_shapes(self, stored: Mapping[str, Tensor], where: str) -> None:
         own = {_peft_name(name): parameter for name, parameter in self.named_parameters()}
         base = f"the base {base_name(self.base.source)}"
         if odd := sorted(own.keys() ^ stored.keys()):
             there = "it lacks" if odd[0] in own else "it also has"
             raise PreflightError(
-                f"{where}: it does not fit {base} with these target_modules: {there} {odd[0].removeprefix(PREFIX)}"
+                f"{where}: it does not fit {base} with these target_modules: {there} "
+                f"{odd[0].removeprefix(PEFT_PREFIX)}; adapter_mismatch=merge takes the modules of both"
             )
         for name, parameter in own.items():
             if stored[name].shape != parameter.shape:
                 raise PreflightError(
-                    f"{where}: it was made for another base: {name.removeprefix(PREFIX)} is {list(stored[name].shape)}"
-                    f", and {base} wants {list(parameter.shape)}"
+                    f"{where}: it was made for another base: {name.removeprefix(PEFT_PREFIX)} is "
+                    f"{list(stored[name].shape)}, and {base} wants {list(parameter.shape)}"
                 )
-        if made_for is not None and made_for != self.base.fingerprint:
-            raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
-        for name, parameter in own.items():
-            parameter.copy_(stored[name])
-
-
-def adapter_folder(folder: Path, setting: str) -> Path:
-    """Where in the folder an adapter lies: at its top, or beside the model that it is merged into."""
-    for place in (folder, folder / BESIDE_MERGED):
-        if all((place / name).is_file() for name in FILES):
-            return place
-    raise PreflightError(
-        f"{setting}={folder}: no adapter is there; give a folder with {' and '.join(FILES)}, such as an agent's actor/ "
-        "folder in a checkpoint"
-    )
 
 
 def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> peft.LoraConfig:
@@ -275,27 +328,11 @@ def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> pef
         use_rslora=config.use_rslora,
         init_lora_weights="gaussian" if config.init is AdapterInit.gaussian else True,
         target_modules=list(targets),
+        rank_pattern=dict(config.rank_pattern),
+        alpha_pattern=dict(config.alpha_pattern),
         lora_dropout=0.0,
         base_model_name_or_path=source,
     )
-
-
-def _refuse_other_settings(where: str, folder: Path, config: LoraConfig) -> None:
-    try:
-        stored = json.loads((folder / FILES[0]).read_text())
-        if stored["peft_type"] != "LORA":
-            raise PreflightError(f"{where}: it is {stored['peft_type']}, and adapters here are LORA")
-        given = (int(stored["r"]), float(stored["lora_alpha"]), bool(stored.get("use_rslora", False)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PreflightError(f"{where}: {FILES[0]} cannot be read ({error!r})") from error
-    for key, values in UNKNOWN.items():
-        if key in stored and stored[key] not in values:
-            raise PreflightError(f"{where}: its {key} is {stored[key]}, which adapters here cannot have")
-    for key, has in zip(("rank", "alpha", "use_rslora"), given, strict=True):
-        wanted = getattr(config, key)
-        if has != wanted:
-            value = str(has).lower() if isinstance(has, bool) else f"{has:g}"
-            raise PreflightError(f"{where}: its {key} is {value} and not {wanted}; set {key}={value}")
 
 
 def _key(path: str) -> str:
@@ -306,7 +343,7 @@ def _key(path: str) -> str:
 def _peft_name(name: str) -> str:
     """`model/layers/0/q_proj.A.weight` as peft's files have it."""
     path, part, _ = name.rsplit(".", 2)
-    return f"{PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
+    return f"{PEFT_PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
 
 
 def _write(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -327,6 +364,13 @@ def _fingerprint(lm: PreTrainedModel) -> str:
         ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).to(torch.bfloat16).view(torch.int16).cpu()
         digest.update(f"{name} {list(parameter.shape)}".encode() + ends.numpy().tobytes())
     return digest.hexdigest()
+
+
+def load_adapter(base: FrozenBase, folder: Path, setting: str) -> Adapter:
+    """An earlier adapter with its own settings, on its base."""
+    adapter = base.add(read_adapter(folder, setting).settings, setting, seed=0)
+    adapter.load(folder, setting)
+    return adapter
 
 
 def load_with_peft(folder: Path, dtype: torch.dtype) -> nn.Module:

@@ -13,10 +13,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from ippo_cli.config.adapters import rank_of, starting_settings
 from ippo_cli.config.schema import LoraConfig
 from ippo_cli.models.actor import setting_of
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
-from ippo_cli.models.linear_maps import base_name, linear_maps, targeted_maps
+from ippo_cli.models.linear_maps import Widths, base_name, linear_maps, other_modules, targeted_maps
 from ippo_cli.models.load import cannot_load, what_is_missing
 
 
@@ -76,11 +77,27 @@ def with_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidd
     return replace(shape, sizes=shape.sizes + _sizes(head))
 
 
-def with_adapter(shape: ModelShape, lm: PreTrainedModel, config: LoraConfig, setting: str, model: str) -> ModelShape:
-    """An adapter on the language model of this shape. Raises `ConfigError` where the two do not go together."""
-    parts = [path for path, _ in lm.named_modules()]
-    maps = targeted_maps(linear_maps(lm), parts, config, setting, base_name(model))
-    return replace(shape, adapter=tuple(config.rank * width for widths in maps.values() for width in widths))
+def with_adapter(
+    shape: ModelShape,
+    lm: PreTrainedModel,
+    config: LoraConfig,
+    setting: str,
+    model: str,
+    *,
+    earlier: str | None = None,
+    key: str = "",
+) -> ModelShape:
+    """An adapter on the language model of this shape, which starts from an `earlier` one. Raises `ConfigError` or
+    `PreflightError` where these do not go together."""
+    known, others = linear_maps(lm), other_modules(lm)
+
+    def targeted(config: LoraConfig) -> dict[str, Widths]:
+        return targeted_maps(known, others, config, setting, base_name(model))
+
+    config = starting_settings(config, earlier, key, lambda: targeted(config))
+    maps = targeted(config)
+    sizes = tuple(rank_of(config, path) * width for path, widths in maps.items() for width in widths)
+    return replace(shape, adapter=sizes)
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:

@@ -46,6 +46,7 @@ from ippo_cli.training.run import RunState
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
+REFERENCE = "reference"  # below the weights of an agent: what its KL terms compare with, once that was updated
 INITIAL = "initial"  # what `best.json` names while no iteration was better than none
 
 
@@ -200,6 +201,9 @@ class Checkpoints:
             setattr(state.run, key, value)
         state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())
         restore_rng(state.rng)
+        for holder, agent in state.team.updated_references(state.progress.iteration).items():
+            assert agent.reference is not None
+            agent.reference.load_saved(folder / holder / REFERENCE)
         self._saved = state.progress.iteration
 
     def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
@@ -224,6 +228,8 @@ class Checkpoints:
             with noting(failures):
                 written += learner.save_pretrained(own, weights, state.team.tokenizer(learner), merged=merged)
             del weights  # those of two models need not lie in memory together
+        with noting(failures):
+            written += _write_references(state, temporary)
         with noting(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
@@ -266,6 +272,17 @@ class Checkpoints:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
                 fault_point("prune")
                 shutil.rmtree(doomed)
+
+
+def _write_references(state: State, folder: Path) -> list[Path]:
+    """References that are not those that the run began with, as models or adapters, on rank 0; the files."""
+    written: list[Path] = []
+    for holder, agent in state.team.updated_references(state.progress.iteration).items():
+        if distributed.is_main() and agent.reference is not None:
+            weights = {name: tensor.detach().cpu() for name, tensor in agent.reference.state_dict().items()}
+            for part in agent.reference.save(folder / holder / REFERENCE, weights, agent.tokenizer, merged=False):
+                written += [file for file in part.rglob("*") if file.is_file()]
+    return written
 
 
 def has_optimizers(folder: Path) -> bool:

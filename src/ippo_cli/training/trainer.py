@@ -139,6 +139,7 @@ class Trainer:
         with clock("update"):
             turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)
             stats = update_team(team, experience, targets, self.config, context, turns)
+            team.update_references(iteration + 1)
         row = self._row(collected, targets, stats, turns, clock)
         if self.partners is not None:
             row |= self.partners.record(experience.episodes, iteration)

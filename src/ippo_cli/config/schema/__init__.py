@@ -18,6 +18,7 @@ from ippo_cli.config.schema.actor import (
     ActorKind,
     Alphabet,
     LoraActorConfig,
+    ReferenceKind,
     TinyActorConfig,
     TinyLoraActorConfig,
 )
@@ -59,7 +60,7 @@ from ippo_cli.config.schema.critic import (
 )
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
-from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, LoraConfig
+from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.reward import (

@@ -17,6 +17,11 @@ class ActorKind(str, Enum):
     tiny_lora = "tiny_lora"
 
 
+class ReferenceKind(str, Enum):
+    initial = "initial"
+    base = "base"
+
+
 class Alphabet(str, Enum):
     auto = "auto"
     printable = "printable"
@@ -31,6 +36,8 @@ class ActorConfig(OptimizerConfig):
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
     gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
+    reference: Name  # KL terms compare with: initial (the actor as it begins) | base (below its adapter) | a folder
+    reference_update_every: PositiveInt | None  # iterations after which the reference becomes the actor; null = never
 
 
 @dataclass

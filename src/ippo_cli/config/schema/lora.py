@@ -11,6 +11,11 @@ from ippo_cli.config.constraints import PositiveFloat, PositiveInt
 ALL_LINEAR = "all-linear"
 
 
+class AdapterMismatch(str, Enum):
+    error = "error"
+    merge = "merge"
+
+
 class AdapterInit(str, Enum):
     default = "default"
     gaussian = "gaussian"
@@ -24,4 +29,7 @@ class LoraConfig:
     alpha: PositiveFloat  # scale = alpha / rank, or alpha / sqrt(rank) with use_rslora
     use_rslora: bool  # rank-stabilised scale (arXiv 2312.03732)
     target_modules: Any  # all-linear (every linear map but the head) | a list of module names, such as [q_proj,v_proj]
+    rank_pattern: dict[str, int]  # other ranks by module name or regular expression, as PEFT has them; {} = none
+    alpha_pattern: dict[str, float]  # the same of alpha
+    adapter_mismatch: AdapterMismatch  # an earlier adapter of other settings: error | merge (larger rank, all modules)
     init: AdapterInit  # default (A as of a linear map, B = 0) | gaussian (A normal, B = 0): both start as the base

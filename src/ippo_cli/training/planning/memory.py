@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference, replays
 from ippo_cli.config.schema import (
+    ActorConfig,
     CheckpointWeights,
     Config,
     Dtype,
@@ -45,6 +47,7 @@ class AgentShapes:
     critic: ModelShape | None  # of its own; None where the actor carries it, or nothing has values
     length: EpisodeLength
     weights: str  # where the actor starts from: agents that start from the same share one reference
+    reference: ModelShape | None = None  # frozen weights of its reference alone; None where these are shared ones
     critic_row: int | None = None  # tokens of a centralised critic's longest row; None: the critic reads the agent's
 
 
@@ -185,7 +188,11 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
         shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
         total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
-            total += model.width * model.shape.parameters
+            total += 4 * model.shape.parameters  # merged models are float32
+    for names in learning_members(config).values():
+        actor, shape = config.task.agents[names[0]].actor, shapes[names[0]].reference
+        if shape is not None and actor.reference_update_every is not None and needs_reference(config):
+            total += width_of(actor.dtype) * shape.parameters
     return total
 
 
@@ -377,8 +384,7 @@ def _compares_wholly(config: Config) -> bool:
 
 def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> Iterator[Frozen]:
     """Bases, which are their agents' references as well; what those who have none need; and snapshots."""
-    deepspeed = config.deepspeed
-    spreads = deepspeed.stage == 3 and ranks > 1
+    spreads = config.deepspeed.stage == 3 and ranks > 1
     if config.team.partners.every:
         for holder, names in learning_members(config).items():
             width = width_of(config.task.agents[names[0]].actor.dtype)
@@ -390,27 +396,45 @@ def _frozen(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> It
     for name, agent in shapes.items():
         settings, base = config.task.agents[name], base_of_agent[name]
         width = width_of(settings.actor.dtype)
+        own = agent.reference if not settings.frozen and needs_reference(config) else None
+        if own is not None:
+            key = (_reference_key(settings.actor, holder_of[name]), settings.actor.dtype)
+            if key not in known:
+                known.add(key)
+                kept = 4 if has_merged_adapter(settings.actor.reference) else width
+                spread = _spread(config, own, kept, ranks) if spreads else None
+                yield Frozen(name=f"{holder_of[name]} reference", shape=own, width=kept, spread=spread)
         if isinstance(settings.actor, LoraActorConfig):
             if base not in seen:
                 seen.add(base)
                 yield Frozen(name=f"{base} base", shape=agent.actor, width=width)
             continue
         key = (agent.weights, settings.actor.dtype)
-        if key not in known and (settings.frozen or needs_reference(config)):
+        if key not in known and own is None and (settings.frozen or needs_reference(config)):
             known.add(key)
             what = "actor" if settings.frozen else "reference"
-            spread = read_memory(
-                agent.actor.parameters,
-                width=width,
-                ranks=ranks,
-                largest=max(agent.actor.sizes),
-                persistent=agent.actor.smaller_than(deepspeed.persistence_threshold),
-                live=live_elements(deepspeed.max_live_parameters, agent.actor.parameters),
-                offload_params=deepspeed.offload_params,
-            )
-            yield Frozen(
-                name=f"{holder_of[name]} {what}", shape=agent.actor, width=width, spread=spread if spreads else None
-            )
+            spread = _spread(config, agent.actor, width, ranks) if spreads else None
+            yield Frozen(name=f"{holder_of[name]} {what}", shape=agent.actor, width=width, spread=spread)
+
+
+def _reference_key(actor: ActorConfig, holder: str) -> str:
+    """Equal where references are one."""
+    if actor.reference_update_every is not None:
+        return f"{actor.reference} of {holder}"
+    return f"{actor.reference} {getattr(actor, 'adapter', None)}"
+
+
+def _spread(config: Config, shape: ModelShape, width: int, ranks: int) -> EngineMemory:
+    """Of frozen weights that an engine spreads over the ranks."""
+    return read_memory(
+        shape.parameters,
+        width=width,
+        ranks=ranks,
+        largest=max(shape.sizes),
+        persistent=shape.smaller_than(config.deepspeed.persistence_threshold),
+        live=live_elements(config.deepspeed.max_live_parameters, shape.parameters),
+        offload_params=config.deepspeed.offload_params,
+    )
 
 
 def engine_stage(config: Config, width: int, ranks: int) -> int:

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.centralized import critic_context, critic_layouts
 from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.config.adapters import read_adapter, reference_folder
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
     AgentConfig,
@@ -24,6 +26,7 @@ from ippo_cli.config.schema import (
     JsonlConfig,
     LoraActorConfig,
     PlanConfig,
+    ReferenceKind,
     SeparateCriticConfig,
     TinyActorConfig,
     TooLong,
@@ -157,6 +160,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     contexts: dict[str, int] = {}
     made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
+    references: dict[str, ModelShape | None] = {}
     starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
     holder_of = holders(config)
     for base, names in bases(config).items():
@@ -176,6 +180,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             starts[name] = source, revision
             made[name] = _actor_shape(agent, lm, source), _critic_shape(agent, known, source, revision), source
+            references[name] = _reference_shape(agent, known, lm, source)
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
@@ -186,7 +191,12 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
         actor, critic, source = made[name]
         pinned = f"{source}@{config.task.agents[name].actor.revision}"
         shapes[name] = AgentShapes(
-            actor=actor, critic=critic, length=lengths[name], weights=pinned, critic_row=critic_row
+            actor=actor,
+            critic=critic,
+            length=lengths[name],
+            weights=pinned,
+            reference=references[name],
+            critic_row=critic_row,
         )
     return Material(
         tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
@@ -358,10 +368,39 @@ def _empty(known: dict[tuple[str, str | None], Any], source: str, revision: str 
 def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
     shape = actor_shape(lm)
     if isinstance(agent.actor, LoraActorConfig):
-        shape = with_adapter(shape, lm, agent.actor, "actor", source)
+        earlier = agent.actor.adapter
+        shape = with_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
     if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
         shape = with_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
     return shape
+
+
+def _reference_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None], Any], lm: PreTrainedModel, source: str
+) -> ModelShape | None:
+    """Of an agent's reference, where that has weights beside its initial model's or base's."""
+    actor = agent.actor
+    if agent.frozen or is_default_reference(actor):
+        return None
+    is_lora, folder, is_adapter = isinstance(actor, LoraActorConfig), None, False
+    if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
+        folder, is_adapter = reference_folder(actor.reference)
+    if folder is not None and not is_adapter:
+        return actor_shape(_empty(known, str(folder), None))
+    if actor.reference_update_every is not None:  # as large as the actor
+        shape = actor_shape(lm)
+        if isinstance(actor, LoraActorConfig):
+            shape = with_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
+        return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
+    if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
+        folder = None if actor.adapter is None else Path(actor.adapter)
+    if folder is None:
+        return None
+    adapter = read_adapter(folder, "actor.reference")
+    on = lm if is_lora or adapter.base is None else _empty(known, adapter.base, None)
+    shape = with_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
+    assert shape.adapter is not None
+    return replace(shape, sizes=shape.adapter if is_lora else shape.sizes + shape.adapter, adapter=None)
 
 
 def _critic_shape(
@@ -372,7 +411,8 @@ def _critic_shape(
         return None
     if isinstance(critic, AdapterCriticConfig):
         lm = _empty(known, actor, revision)
-        shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor)
+        earlier = critic.warm_start
+        shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
         return with_value_head(shape, lm.config, critic.value_head_hidden_dim)
     if not isinstance(critic, SeparateCriticConfig):
         return None

@@ -1,0 +1,195 @@
+"""Frozen weights beside those that are trained: bases of adapters, initial policies, and what KL terms compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ippo_cli.config.adapters import has_merged_adapter, read_adapter, reference_folder
+from ippo_cli.config.schema import (
+    ActorConfig,
+    Config,
+    DeepspeedConfig,
+    Dtype,
+    LoraActorConfig,
+    OptimizerConfig,
+    ReferenceKind,
+)
+from ippo_cli.config.teams import base_of
+from ippo_cli.engine import distributed
+from ippo_cli.engine.zero import Engine
+from ippo_cli.engine.zero_config import (
+    bucket_elements,
+    effective_stage,
+    live_elements,
+    prefetch_elements,
+    zero_config,
+)
+from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.load import backbone_of
+from ippo_cli.models.packing import enable_packing
+
+if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
+    from ippo_cli.models.lora import FrozenBase
+
+
+@dataclass
+class FrozenWeights:
+    """Weights that nothing trains, and that several agents may share."""
+
+    device: torch.device
+    # By weights; with the engine that spreads them, at stage 3.
+    references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
+    bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
+
+
+def shared_base(config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights) -> FrozenBase:
+    """The frozen base of an agent's adapters, which others may share."""
+    from ippo_cli.models.lora import FrozenBase
+
+    name = base_of(config)[holder]
+    if name not in frozen.bases:
+        lm = load_causal_lm(weights, actor.revision, actor.dtype)
+        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+        base = FrozenBase(lm, weights)
+        base.packs = packs
+        if actor.gradient_checkpointing:
+            base.checkpoint_gradients()
+        lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
+        frozen.bases[name] = base
+    return frozen.bases[name]
+
+
+def make_engine(
+    module: nn.Module,
+    groups: list[dict[str, Any]],
+    deepspeed: DeepspeedConfig,
+    dtype: Dtype,
+    optimizer: OptimizerConfig,
+    device: torch.device,
+) -> Engine:
+    size = sum(parameter.numel() for parameter in module.parameters())
+    stage = effective_stage(
+        deepspeed.stage,
+        bf16=dtype is Dtype.bf16,
+        ranks=distributed.world_size(),
+        offload_optimizer=deepspeed.offload_optimizer,
+    )
+    live = live_elements(deepspeed.max_live_parameters, size)
+    settings = zero_config(
+        stage=stage,
+        dtype=dtype.value,
+        offload_optimizer=deepspeed.offload_optimizer,
+        offload_params=deepspeed.offload_params,
+        reduce_bucket_size=bucket_elements(deepspeed.reduce_bucket_size, size),
+        prefetch_bucket_size=prefetch_elements(live, size),
+        persistence_threshold=deepspeed.persistence_threshold,
+        max_live_parameters=live,
+        max_grad_norm=optimizer.max_grad_norm,
+    )
+    return Engine(module, groups, zero=settings, device=device)
+
+
+def initial_policy(
+    config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
+) -> tuple[Policy, Engine[Policy] | None]:
+    """An agent's model before training, frozen; that of an adapter is its base, read without any."""
+    if isinstance(actor, LoraActorConfig):
+        from ippo_cli.models.adapters import AdapterPolicy
+
+        return AdapterPolicy(shared_base(config, holder, actor, weights, frozen), None).eval(), None
+    return _frozen_model(config, actor, weights, actor.revision, frozen)
+
+
+def _frozen_model(
+    config: Config,
+    actor: ActorConfig,
+    source: str,
+    revision: str | None,
+    frozen: FrozenWeights,
+    *,
+    dtype: Dtype | None = None,
+    owner: str = "",
+) -> tuple[Policy, Engine[Policy] | None]:
+    """A whole model. Agents share those of the same weights, which nothing writes to, unless one is the `owner`.
+
+    At stage 3 its weights are spread as those that are trained, by an engine of its own, where there are ranks to
+    spread them over.
+    """
+    dtype = dtype or actor.dtype
+    key = f"{source}@{revision}:{dtype.value}:{owner}"
+    if key not in frozen.references:
+        spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
+        policy = Policy(load_causal_lm(source, revision, dtype, as_stored=spreads), in_step=spreads)
+        policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
+        policy.requires_grad_(False).eval()
+        if spreads:
+            frozen.references[key] = policy, make_engine(policy, [], config.deepspeed, dtype, actor, frozen.device)
+        else:
+            frozen.references[key] = policy.to(frozen.device), None
+    return frozen.references[key]
+
+
+def reference_policy(
+    config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
+) -> tuple[Policy, Engine[Policy] | None]:
+    """What an agent's KL terms compare with: `actor.reference`. One that is updated is the agent's own."""
+    folder, is_adapter = None, False
+    if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
+        folder, is_adapter = reference_folder(actor.reference)
+    if isinstance(actor, LoraActorConfig) and (folder is None or is_adapter):
+        return _reference_on_base(config, holder, actor, weights, frozen), None
+    owner = "" if actor.reference_update_every is None else holder
+    if folder is None:
+        return _frozen_model(config, actor, weights, actor.revision, frozen, owner=owner)
+    if is_adapter:
+        return _adapter_on_its_base(config, folder, actor, frozen), None
+    dtype = Dtype.fp32 if has_merged_adapter(str(folder)) else actor.dtype
+    return _frozen_model(config, actor, str(folder), None, frozen, dtype=dtype, owner=owner)
+
+
+def _reference_on_base(
+    config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
+) -> Policy:
+    """The reference of an adapter: another adapter on its base, or none."""
+    from ippo_cli.models.adapters import AdapterPolicy
+    from ippo_cli.models.lora import load_adapter
+
+    base = shared_base(config, holder, actor, weights, frozen)
+    earlier = None if actor.adapter is None else (Path(actor.adapter), "actor.adapter")
+    if actor.reference == ReferenceKind.base:
+        earlier = None
+    elif actor.reference != ReferenceKind.initial:
+        earlier = Path(actor.reference), "actor.reference"
+    if actor.reference_update_every is not None:  # it becomes the actor, and has its settings
+        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
+        if earlier is not None:
+            adapter.load(*earlier)
+        return AdapterPolicy(base, adapter).eval()
+    if earlier is None:
+        return AdapterPolicy(base, None).eval()
+    key = f"{base_of(config)[holder]}+{earlier[0]}"
+    if key not in frozen.references:
+        frozen.references[key] = AdapterPolicy(base, load_adapter(base, *earlier)).eval(), None
+    return frozen.references[key][0]
+
+
+def _adapter_on_its_base(config: Config, folder: Path, actor: ActorConfig, frozen: FrozenWeights) -> Policy:
+    """An adapter as the reference of an actor that is trained as a whole: the base is loaded beside it."""
+    from ippo_cli.models.adapters import AdapterPolicy
+    from ippo_cli.models.lora import FrozenBase, load_adapter
+
+    key = f"{folder}:{actor.dtype.value}"
+    if key not in frozen.references:
+        source = read_adapter(folder, "actor.reference").base
+        assert source is not None  # checked before a model loads
+        lm = load_causal_lm(source, None, actor.dtype)
+        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+        base = FrozenBase(lm.to(frozen.device), source)  # pyright: ignore[reportArgumentType]
+        base.packs = packs
+        frozen.references[key] = AdapterPolicy(base, load_adapter(base, folder, "actor.reference")).eval(), None
+    return frozen.references[key][0]

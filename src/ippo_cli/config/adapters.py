@@ -1,0 +1,184 @@
+"""Folders of adapters in PEFT's format, as far as their settings and the header of their weights tell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+BESIDE_MERGED = "adapter"
+"""In the folder of a model that an adapter is merged into: the adapter."""
+PEFT_PREFIX = "base_model.model."  # before a module's path in PEFT's files
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "use_dora": ((False,), "DoRA scales every column of a map by a norm of the base's weights and the adapter's"),
+    "bias": (("none",), "biases belong to the base, which agents and the reference share"),
+    "modules_to_save": ((None, []), "whole modules belong to the base, which agents and the reference share"),
+    "lora_bias": ((False,), "adapters here are two matrices"),
+    "fan_in_fan_out": ((False, True), ""),
+    "target_parameters": ((None, []), "adapters here are on linear maps, and not on the experts' tensors"),
+    "layer_replication": ((None, []), "adapters here keep the base's layers"),
+}
+"""Of an adapter of another making: the values that it may have, and why no others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredAdapter:
+    """An adapter's folder."""
+
+    folder: Path
+    settings: LoraConfig  # its modules by their whole paths
+    ranks: dict[str, int]  # by module path
+    base: str | None  # the model that it was made for, as its settings name it
+
+    def rank(self, path: str) -> int:
+        """Of a module; 0 where it has none."""
+        return self.ranks.get(path, 0)
+
+
+def has_merged_adapter(model: str) -> bool:
+    """Whether an adapter is merged into the model of a folder."""
+    return (Path(model) / BESIDE_MERGED / ADAPTER_CONFIG).is_file()
+
+
+def adapter_folder(folder: Path, setting: str) -> Path:
+    """Where in the folder an adapter is: at its top, beside the model that it is merged into, or in `actor/`."""
+    for place in (folder, folder / BESIDE_MERGED, folder / "actor", folder / "actor" / BESIDE_MERGED):
+        if all((place / name).is_file() for name in ADAPTER_FILES):
+            return place
+    raise PreflightError(
+        f"{setting}={folder}: no adapter is there; give a folder with {' and '.join(ADAPTER_FILES)}, such as an "
+        "agent's actor/ folder in a checkpoint"
+    )
+
+
+def reference_folder(reference: str) -> tuple[Path, bool]:
+    """The folder that `actor.reference` names, or what of a run's agent is in it, and whether that is an adapter.
+
+    Raises `PreflightError` where it is neither an adapter nor a model.
+    """
+    for place in (Path(reference), Path(reference) / "actor"):
+        if (place / "config.json").is_file():
+            return place, False
+        if all((place / name).is_file() for name in ADAPTER_FILES):
+            return place, True
+    raise PreflightError(
+        f"actor.reference={reference}: it is neither initial nor base nor a folder with a model (config.json) or an "
+        f"adapter ({ADAPTER_CONFIG}); give an agent's folder in a checkpoint, such as RUN/checkpoints/step_N/AGENT"
+    )
+
+
+def read_adapter(folder: Path, setting: str) -> StoredAdapter:
+    """The settings of an adapter. Raises `PreflightError` where it is of a kind that cannot be trained here."""
+    where, place = f"{setting}={folder}", adapter_folder(folder, setting)
+    try:
+        stored = json.loads((place / ADAPTER_CONFIG).read_text())
+        if stored["peft_type"] != "LORA":
+            raise PreflightError(f"{where}: it is {stored['peft_type']}, and adapters here are LORA")
+        settings = LoraConfig(
+            rank=int(stored["r"]),
+            alpha=float(stored["lora_alpha"]),
+            use_rslora=bool(stored.get("use_rslora", False)),
+            target_modules=[],
+            rank_pattern={key: int(value) for key, value in (stored.get("rank_pattern") or {}).items()},
+            alpha_pattern={key: float(value) for key, value in (stored.get("alpha_pattern") or {}).items()},
+            adapter_mismatch=AdapterMismatch.error,
+            init=AdapterInit.default,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PreflightError(f"{where}: {ADAPTER_CONFIG} cannot be read ({error!r})") from error
+    for key, (values, reason) in UNSUPPORTED.items():
+        if key in stored and stored[key] not in values:
+            raise PreflightError(f"{where}: its {key} is {stored[key]}, which adapters here cannot have: {reason}")
+    ranks = _ranks(place / ADAPTER_WEIGHTS, where)
+    return StoredAdapter(
+        folder=place,
+        settings=replace(settings, target_modules=list(ranks)),
+        ranks=ranks,
+        base=stored.get("base_model_name_or_path"),
+    )
+
+
+def _ranks(file: Path, where: str) -> dict[str, int]:
+    """By module path, from the header of the weights."""
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        suffix = ".lora_A.weight"
+        return {
+            name.removeprefix(PEFT_PREFIX).removesuffix(suffix): int(shape[0])
+            for name, shape in shapes.items()
+            if name.endswith(suffix)
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+        raise PreflightError(f"{where}: {ADAPTER_WEIGHTS} cannot be read ({error})") from error
+
+
+def pattern_value(pattern: Mapping[str, Any], path: str, otherwise: Any) -> Any:
+    """What a module has by `rank_pattern` or `alpha_pattern`: that of the first key that its path ends with."""
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
+
+
+def rank_of(settings: LoraConfig, path: str) -> int:
+    """The rank of an adapter on a module."""
+    return int(pattern_value(settings.rank_pattern, path, settings.rank))
+
+
+def scale_of(settings: LoraConfig, path: str, rank: int | None = None) -> float:
+    """What `B A` is multiplied with on a module."""
+    alpha = float(pattern_value(settings.alpha_pattern, path, settings.alpha))
+    rank = rank_of(settings, path) if rank is None else rank
+    return alpha / (rank**0.5 if settings.use_rslora else rank)
+
+
+def merged_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[str]) -> LoraConfig:
+    """Settings of an adapter that both fit into: the larger rank of each module, and the modules of both.
+
+    `paths` are the modules that `settings` mean. The scale stays that of `settings`.
+    """
+    wanted = list(paths)
+    rank = max([settings.rank, *stored.ranks.values()])
+    if not settings.rank_pattern and not stored.settings.rank_pattern:
+        pattern: dict[str, int] = {}
+    else:
+        ranks = {path: rank_of(settings, path) for path in wanted}
+        both = {path: max(ranks.get(path, 0), stored.rank(path)) for path in {**ranks, **stored.ranks}}
+        pattern = {re.escape(path): own for path, own in both.items() if own != rank}
+    modules = [*wanted, *(path for path in stored.ranks if path not in wanted)]
+    return replace(settings, rank=rank, rank_pattern=pattern, target_modules=modules)
+
+
+def starting_settings(
+    settings: LoraConfig, earlier: str | None, key: str, paths: Callable[[], Iterable[str]]
+) -> LoraConfig:
+    """Settings of an adapter that starts from an `earlier` one, whose folder `key` names.
+
+    Raises `PreflightError` where the two differ and are not to be merged.
+    """
+    if earlier is None:
+        return settings
+    stored = read_adapter(Path(earlier), key)
+    if settings.adapter_mismatch is AdapterMismatch.merge:
+        return merged_settings(settings, stored, paths())
+    check_same_settings(settings, stored, f"{key}={earlier}")
+    return settings
+
+
+def check_same_settings(settings: LoraConfig, stored: StoredAdapter, where: str) -> None:
+    """Raise `PreflightError` where an adapter has other settings than are configured; its modules are not looked at."""
+    for key in ("rank", "alpha", "use_rslora", "rank_pattern", "alpha_pattern"):
+        has, wanted = getattr(stored.settings, key), getattr(settings, key)
+        if has != wanted:
+            value = str(has).lower() if isinstance(has, bool) else has if isinstance(has, dict) else f"{has:g}"
+            raise PreflightError(
+                f"{where}: its {key} is {value} and not {wanted}; set {key}={value}, or adapter_mismatch=merge"
+            )

@@ -1,0 +1,109 @@
+"""Rules for `actor.reference`: what KL terms compare an actor with."""
+
+from __future__ import annotations
+
+from ippo_cli.config.adapters import check_same_settings, read_adapter, reference_folder
+from ippo_cli.config.credit import replays
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import ActorConfig, AdapterMismatch, Config, LoraActorConfig, ReferenceKind
+
+
+def check_references(config: Config) -> None:
+    """Raise `ConfigError` or `PreflightError` for a reference that cannot be, or that nothing compares with."""
+    for name, agent in config.task.agents.items():
+        if agent.frozen:
+            continue
+        where = "actor" if agent.actor.kind is config.actor.kind else f"task.agents.{name}.actor"
+        _check_effect(config, agent.actor, where)
+        _check_reference(agent.actor, where)
+        _check_update(config, agent.actor, where)
+        _check_stage(config, agent.actor, where)
+
+
+def is_default_reference(actor: ActorConfig) -> bool:
+    """Whether the reference is what every actor of this kind has: its initial weights, or the base of its adapter."""
+    if actor.reference_update_every is not None:
+        return False
+    return actor.reference == (ReferenceKind.base if isinstance(actor, LoraActorConfig) else ReferenceKind.initial)
+
+
+def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
+    if is_default_reference(actor) or (actor.reference == ReferenceKind.initial and _is_plain(actor)):
+        return
+    key = f"{where}.reference={actor.reference}"
+    if actor.reference_update_every is not None:
+        key = f"{where}.reference_update_every={actor.reference_update_every}"
+    kl = config.algorithm.kl
+    if kl.reward.coef == 0.0 and kl.loss.coef == 0.0:
+        raise ConfigError(
+            key,
+            "would do nothing: no KL term compares the actor with its reference",
+            "set algorithm.kl.reward.coef or algorithm.kl.loss.coef, or leave it out",
+        )
+    if replays(config):
+        raise ConfigError(
+            key,
+            "changes the policies that credit is measured against, which are the initial ones",
+            "use reward.credit_assignment=none with reward.measure_credit_every=0, or leave it out",
+        )
+
+
+def _is_plain(actor: ActorConfig) -> bool:
+    """Whether the initial weights are the base's as well."""
+    return actor.reference_update_every is None and getattr(actor, "adapter", None) is None
+
+
+def _check_reference(actor: ActorConfig, where: str) -> None:
+    key = f"{where}.reference={actor.reference}"
+    if actor.reference == ReferenceKind.initial:
+        return
+    if actor.reference == ReferenceKind.base:
+        if not isinstance(actor, LoraActorConfig):
+            raise ConfigError(
+                key, f"is the model below an adapter, and actor={actor.kind.value} has none", "use initial"
+            )
+        return
+    folder, is_adapter = reference_folder(actor.reference)
+    if not is_adapter:
+        return
+    adapter = read_adapter(folder, f"{where}.reference")
+    if not isinstance(actor, LoraActorConfig) and adapter.base is None:
+        raise ConfigError(
+            key, "is an adapter that does not name its base", "write base_model_name_or_path into adapter_config.json"
+        )
+
+
+def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
+    every = actor.reference_update_every
+    if every is None:
+        return
+    key = f"{where}.reference_update_every={every}"
+    if config.deepspeed.stage == 3:
+        raise ConfigError(
+            key,
+            "copies the actor into its reference, and deepspeed.stage=3 spreads both over the ranks",
+            "use deepspeed=zero0, zero1 or zero2",
+        )
+    if actor.reference in (ReferenceKind.initial, ReferenceKind.base):
+        return
+    folder, is_adapter = reference_folder(actor.reference)
+    if is_adapter is not isinstance(actor, LoraActorConfig):
+        has, needs = ("an adapter", "whole models") if is_adapter else ("a whole model", "adapters")
+        raise ConfigError(
+            key,
+            f"lets the reference become the actor: both must be {needs}, and reference={actor.reference} is {has}",
+            f"use {where}.reference=initial, or leave it out",
+        )
+    if isinstance(actor, LoraActorConfig) and actor.adapter_mismatch is AdapterMismatch.error:
+        check_same_settings(actor, read_adapter(folder, f"{where}.reference"), f"{where}.reference={actor.reference}")
+
+
+def _check_stage(config: Config, actor: ActorConfig, where: str) -> None:
+    if config.deepspeed.stage != 3 or actor.reference in (ReferenceKind.initial, ReferenceKind.base):
+        return
+    if reference_folder(actor.reference)[1]:
+        raise ConfigError(
+            f"{where}.reference={actor.reference}",
+            "is an adapter, whose base lies whole on every rank, and deepspeed.stage=3 spreads models",
+            "use deepspeed=zero0, zero1 or zero2, or the model that it is merged into",
+        )

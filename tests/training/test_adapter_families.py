@@ -1,0 +1,44 @@
+"""An iteration of training an adapter on a tiny model of many families, as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import FAMILIES, tiny_config
+from safetensors.torch import load_file
+from small import rows, train
+from transformers import AutoModelForCausalLM
+
+from ippo_cli.models.tiny import character_tokenizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path) -> None:
+    tokenizer = character_tokenizer(list("abcdefghijklmnopqrstuvwxyz= "))
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny_config(family, **ids)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    folder = train(
+        tmp_path,
+        "actor=lora",
+        f"actor.model={tmp_path / 'model'}",
+        "actor.dtype=fp32",
+        "actor.rank=4",
+        "actor.learning_rate=1e-3",
+        "actor.warmup_iterations=0",
+        "algorithm=grpo",
+        "algorithm.mini_batch_size=8",
+        "rollout.buffer_size=8",
+        "rollout.num_generations=2",
+        "rollout.max_new_tokens=4",
+        "num_iterations=1",
+        "evaluation.every=0",
+        "task.eval_size=1",
+    )
+    assert rows(folder)[-1]["iteration"] == 1
+    weights = load_file(folder / "checkpoints" / "step_00000001" / "low" / "actor" / "adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
