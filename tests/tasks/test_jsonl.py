@@ -86,7 +86,7 @@ def test_a_file_that_changed_is_read_again(file: str) -> None:
     [
         (None, "there is no such file"),
         ("", "has no rows"),
-        ('{"a": 1}\n{"a": \n', "could be read .line 2 of .*: Expecting"),
+        ('{"a": 1}\n{"a": \n', "could be read .line 2 of .* begins an object that does not end"),
     ],
     ids=["missing", "empty", "broken"],
 )
@@ -350,11 +350,12 @@ def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path
     assert len(held_out) == 2
 
 
-def test_a_parquet_file_has_the_name_in_the_cache_that_the_library_gives_it(tmp_path: Path) -> None:
-    file = str(tmp_path / "rows.parquet")
-    datasets.Dataset.from_list([{"prompt": "a"}]).to_parquet(file)
-    theirs = datasets.load_dataset("parquet", data_files=[file], split="train")
-    assert load_table("task.train", file, None, "train").cache_files == theirs.cache_files
+def test_unchanged_file_is_read_from_the_cache(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([{"prompt": "a"}]).to_parquet(str(file))
+    before = load_table("task.train", str(file), None, "train").cache_files
+    os.utime(file, (1, 1))
+    assert load_table("task.train", str(file), None, "train").cache_files == before
 
 
 def test_streaming_takes_no_more_from_a_function_that_yields_rows(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.data import expand_pattern, is_pattern
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import is_function_of_file, names_code
 
@@ -134,7 +134,7 @@ def _place_in_full(place: str) -> str:
         return f"{_place_in_full(file)}:{name}" if file.endswith(".py") else place
     try:
         path = Path(place).expanduser()  # no shell does this behind a `=`
-        there = path.exists() or (glob.has_magic(place) and bool(glob.glob(str(path), recursive=True)))
+        there = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))
         return str(path.absolute()) if there else place
     except (RuntimeError, OSError, ValueError):  # no such user; a name too long or odd for a file
         return place

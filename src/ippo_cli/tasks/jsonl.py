@@ -9,7 +9,7 @@ import torch
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
-from ippo_cli.tasks.exact import Exact
+from ippo_cli.tasks.exact import PlainTable
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
 from ippo_cli.tasks.template_kinds import NullField, is_jinja
@@ -92,7 +92,7 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
         preparation.refuse_missing(dict(zip(listed, tables, strict=True)))
         parts = [preparation.rows(table, name) for table, name in zip(tables, listed, strict=True)]
         return Joined(parts, weights, preparation.counts)
-    if any(isinstance(table, Exact) for table in tables):
+    if any(isinstance(table, PlainTable) for table in tables):
         return Joined([Rows(table, unchanged, range(len(table))) for table in tables])
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
