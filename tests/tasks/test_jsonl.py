@@ -526,3 +526,11 @@ def test_a_folder_is_read_as_its_file_is_of_texts_in_cells_and_when_only_the_fir
         "---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  sep: ';'\n---\n"
     )
     assert load_table("task.train", str(cells), None, "train").column_names == ["a,b"], "what is said of them holds"
+
+
+def test_list_in_a_later_row_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"q": "a", "x": "1"}\n{"q": "b", "x": ["1", "2"]}\n')
+    told = config(*[str(tmp_path / "x.jsonl")] * 2)
+    told.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, and it is a list"):
+        jsonl_examples(told, seed=0)

@@ -107,6 +107,8 @@ def with_one_search_path(overrides: Sequence[str], places: Sequence[str] = ()) -
 def _in_full(text: str) -> str:
     """The override with the absolute path of each file or folder that it names."""
     key, _, value = text.partition("=")
+    if value[:1] in ("'", '"') and value[-1:] == value[:1]:
+        value = value[1:-1]
     if not PLACES.fullmatch(key) or (MAYBE_CODE.fullmatch(key) and not is_function_of_file(value)):
         return text
     if value.startswith("[") and value.endswith("]"):
@@ -114,8 +116,6 @@ def _in_full(text: str) -> str:
         return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
     code = key.endswith(CODE) or MAYBE_CODE.fullmatch(key)
     place, colon, name = value.rpartition(":") if code else (value, "", "")
-    if place[:1] in ("'", '"') and place[-1:] == place[:1]:
-        place = place[1:-1]
     if colon and not place.endswith(".py"):
         return text  # a module, which may have the name of a folder here
     full_place = _place_in_full(place)
@@ -132,6 +132,7 @@ def _place_in_full(place: str) -> str:
     if names_code(place):
         file, _, name = place.rpartition(":")
         return f"{_place_in_full(file)}:{name}" if file.endswith(".py") else place
+
     try:
         path = Path(place).expanduser()  # no shell does this behind a `=`
         there = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))

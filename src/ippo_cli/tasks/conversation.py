@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import JsonlConfig, RolloutConfig, TaskConfig
+from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.types import Completion, Example
 
 ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
@@ -19,7 +20,6 @@ SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such
 ANCHORS = ("\n", ".", "a")  # texts after which a bridge is tokenised: the first that it does not grow together with
 PROBES = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
 
-Message = dict[str, str]  # role and content
 FirstMessage = Callable[[str, Example], str]
 """What an agent is told first about an example."""
 
@@ -241,13 +241,36 @@ class PromptFormat:
         around = SLACK + self.tokenizer.num_special_tokens_to_add()
         around += len(self.text(first).encode()) - len(first.encode())
         room = min(self.max_prompt_tokens, context - 1) - around
-        suspects = [(row, self.text(told)) for row, told in rows if not 0 < len(told.encode()) <= room]
+        suspects = [
+            (row, self.text(told))
+            for row, told in rows
+            if isinstance(told, MessagesText) or not 0 < len(told.encode()) <= room
+        ]
         ids = self._ids([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": observation}]
+        if not isinstance(observation, MessagesText):
+            return [*system, {"role": "user", "content": observation}]
+        self._check_messages(observation.messages)
+        return [*system, *observation.messages]
+
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        """Raise `ConfigError` for messages that are not written by a chat template, or have two system messages."""
+        setting = f"task.agents.{self.agent}.template=messages:..."
+        if not self.chat:
+            raise ConfigError(
+                setting,
+                "needs a chat template, and none is used for this agent",
+                "use an instruction-tuned model with task.chat_template=auto, or write the text by a jinja: template",
+            )
+        if self.system is not None and any(message["role"] == "system" for message in messages):
+            raise ConfigError(
+                f"task.agents.{self.agent}.system={self.system!r}",
+                "is a second system message beside that of the examples",
+                "set it to null, or remove theirs by task.map",
+            )
 
     def _written(self, messages: Sequence[Message]) -> str:
         """The messages as the policy reads them before it writes the next one."""
