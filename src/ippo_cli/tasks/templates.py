@@ -14,6 +14,7 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.config.text import columns
+from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
 from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, jinja_fields, render_jinja
 from ippo_cli.types import Example
@@ -41,9 +42,9 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
         return read_messages(_field(messages_field(template), example, setting, template), f"{setting}={template}")
     if is_jinja(template):
         return render_jinja(template, {**example, **_of_conversation(template, example, told, setting)}, setting)
-    parts: list[str] = []
+    parts: list[tuple[str, bool]] = []
     for literal, field, form, conversion in _pieces(template, setting):
-        parts.append(literal)
+        parts.append((literal, False))
         if form or conversion:
             raise ConfigError(
                 f"{setting}={template!r}",
@@ -51,8 +52,8 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
                 f"write {{{field}}}, or {{{{ and }}}} for braces",
             )
         if field is not None:
-            parts.append(_value(field, example, told, setting, template))
-    return "".join(parts)
+            parts.append((_value(field, example, told, setting, template), True))
+    return FilledText(parts)
 
 
 def fields_of(template: str, setting: str) -> set[str]:
