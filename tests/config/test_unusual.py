@@ -42,7 +42,7 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
             "constant_prompts",
             {"task.agents.solo.template": "my.prompts:solver"},
             {},
-            "template='my.prompts:solver' names no field of the rows",
+            "template='my.prompts:solver' names no field of rows",
         ),
         (
             "constant_prompts",

@@ -197,7 +197,7 @@ def written(path: Path) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`, as they stand there."""
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
         raise ConfigError(str(path), "is no configuration", "use the config.yaml that a run wrote")

@@ -226,9 +226,8 @@ def _constant_prompts(settings: Settings) -> str | None:
             if text and is_constant(text):
                 what = "prompt" if leaf == "template" else "reference"
                 return (
-                    f"task.agents.{name}.{leaf}={text!r:.60} names no field of the rows: "
-                    f"every row has the same {what}; "
-                    "write {FIELD}, or path/to/file.py:function"
+                    f"task.agents.{name}.{leaf}={text!r:.40} names no field of rows: every row has the same {what}; "
+                    "write {FIELD}, or FILE.py:NAME"
                 )
     return None
 
