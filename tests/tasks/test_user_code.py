@@ -33,7 +33,7 @@ def test_installed_package_comes_before_a_neighbour(tmp_path: Path) -> None:
 
 def test_latin_1_file_is_refused_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("def score():\n    return 'caf\xe9'\n", encoding="latin-1")
-    with pytest.raises(ConfigError, match="byte 0xe9 at character 16 of line 2 is not UTF-8.; save it as UTF-8"):
+    with pytest.raises(ConfigError, match=r"byte 0xe9 at character 16 of line 2 is not UTF-8\); save it as UTF-8"):
         load_function(f"{tmp_path}/reward.py:score")
     (tmp_path / "cookie.py").write_text("# coding: latin-1\ndef score():\n    return 'caf\xe9'\n", encoding="latin-1")
     assert load_function(f"{tmp_path}/cookie.py:score")() == "caf\xe9"

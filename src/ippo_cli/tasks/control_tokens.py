@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +29,7 @@ class ControlTokens:
         if getattr(tokenizer, "split_special_tokens", False):  # no text of this tokenizer becomes a control token
             control = set()
         self.spellings = sorted((text for text in control if len(text) > 1), key=lambda text: (-len(text), text))
-        self._ids = {tokenizer.convert_tokens_to_ids(text) for text in self.spellings}
+        self._ids: set[Any] = set(map(tokenizer.convert_tokens_to_ids, self.spellings))
         self._pattern = re.compile("|".join(map(re.escape, self.spellings)) or r"(?!)")
         last = GUARDS + max(len(self.spellings) - 1, 0)
         self._guards = re.compile(f"[{chr(GUARDS)}-{chr(last)}]")
