@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from ippo_cli.cli.arguments import arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.files import check_own_files
-from ippo_cli.config.load import load_config
+from ippo_cli.config.load import compose_node, from_yaml, load_config, resolve, to_yaml
+from ippo_cli.config.secrets import kept
 
 TASK = """defaults:
   - /schema/task_jsonl@_here_
@@ -65,6 +67,8 @@ def test_dollar_in_a_template_of_a_file_is_text(folder: str, files: Path) -> Non
     [
         ("Cost ${x}: {q}", "Cost ${x}: {q}"),
         ("${q}", "${q}"),
+        ("${name}: ${q}", "${name}: ${q}"),
+        ("seed ${seed}: {q}", "seed 42: {q}"),
         ("'a ${{x}} {q}'", "a ${{x}} {q}"),
         ("jinja:${{ q }} ${x}", "jinja:${{ q }} ${x}"),
         (r"\${oc.env:HOME} {q}", "${oc.env:HOME} {q}"),
@@ -73,12 +77,12 @@ def test_dollar_in_a_template_of_a_file_is_text(folder: str, files: Path) -> Non
     ],
 )
 def test_dollar_in_a_typed_template_is_text(typed: str, template: str, files: Path) -> None:
-    overrides = ["task=sub/mine.yaml", f"task.agents.solo.template={typed}"]
+    overrides = ["task=sub/mine.yaml", "seed=42", f"task.agents.solo.template={typed}"]
     assert load(*overrides).agents["solo"].template == template
     assert arguments(once := arguments(overrides)) == once
     if not typed.startswith("'"):
         named = "task.agents={solo:{template:'" + typed + "',answer:'{a}'}}"
-        assert load("task=sub/mine.yaml", named).agents["solo"].template == template
+        assert load("task=sub/mine.yaml", "seed=42", named).agents["solo"].template == template
 
 
 @pytest.mark.parametrize("place", ["a,b.jsonl", "d,e/x.jsonl", "a=b.jsonl", "x (1).jsonl", "[1].jsonl", "ü 'n.jsonl"])
@@ -93,3 +97,12 @@ def test_latin_1_yaml_is_refused_with_its_place(files: Path) -> None:
     overrides = arguments(["task=sub/mine.yaml"])
     with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read \(byte 0xe9 at character 6 of line 10 is"):
         check_own_files(overrides)
+
+
+def test_run_folder_keeps_dollar_signs(files: Path) -> None:
+    overrides = arguments(["task=sub/mine.yaml", "actor=full", "actor.model=some/model"])
+    plain = resolve(compose_node(overrides))
+    (files / "config.yaml").write_text(to_yaml(plain))
+    assert from_yaml(files / "config.yaml").task.agents["solo"].template == "Cost ${x} ${{y}} {q}"
+    plain["task"]["agents"]["solo"]["template"] = "{q}"
+    assert to_yaml(plain) == OmegaConf.to_yaml(OmegaConf.create(kept(plain)))

@@ -20,7 +20,7 @@ from yaml import YAMLError
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
-from ippo_cli.config.places import make_absolute
+from ippo_cli.config.places import dump_yaml, load_yaml, make_absolute
 from ippo_cli.config.searchpath import OWN_OPTIONS, register_option_files
 from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
@@ -189,7 +189,7 @@ def typed_sweep(node: DictConfig) -> schema.SweepConfig:
 
 def to_yaml(plain: dict[str, Any]) -> str:
     """The text of a run's `config.yaml`, in which secrets are names of variables."""
-    return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
+    return dump_yaml(kept(plain))
 
 
 def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
@@ -204,8 +204,8 @@ def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
 def written(path: Path) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`, as they stand there."""
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        plain = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
         raise ConfigError(str(path), "is no configuration", "use the config.yaml that a run wrote")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ TEXTS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"
     r"|reward\.(parts\.\w+\.)?template|task\.filter)"
 )
-_INTERPOLATION = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)")
+_DOLLAR = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)(?:(\w+)\})?")
 
 
 def is_place(key: str, value: str) -> bool:
@@ -61,17 +62,44 @@ def absolute_place(place: str, base: Path | None = None) -> str:
 
 
 def escape_interpolations(text: str) -> str:
-    """A text in which `${` is text, unless it begins `${group.key}` or `${resolver:...}`."""
-    return _INTERPOLATION.sub(lambda found: f"{found[1] * 2}\\${{" if not len(found[1]) % 2 else found[0], text)
+    """A text in which `${` is text, unless it begins `${group.key}`, `${resolver:...}` or is a run's key, `${seed}`.
+
+    `${name}` is a dollar sign and a field: rows have names more often than texts name a run.
+    """
+    if "${" not in text:
+        return text
+    from ippo_cli.config.schema import RunConfig
+
+    keys = {leaf.name for leaf in fields(RunConfig)} - {"name"}
+
+    def escape(found: re.Match[str]) -> str:
+        if len(found[1]) % 2 or found[2] in keys:
+            return found[0]
+        return f"{found[1] * 2}\\{found[0][len(found[1]) :]}"
+
+    return _DOLLAR.sub(escape, text)
 
 
 def read_option(text: str, group: str, folder: Path) -> Any:
     """The values of a user's YAML file of a group: paths are relative to its folder, and texts may hold `${`."""
+    is_global = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
+    return _complete(load_yaml(text), "" if is_global else group.replace("/", "."), folder)
+
+
+def load_yaml(text: str) -> Any:
+    """The values of a YAML text, as OmegaConf reads numbers and words, with `${` as it is written."""
     from omegaconf._utils import get_yaml_loader
 
-    is_global = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
-    plain = yaml.load(text, Loader=get_yaml_loader())
-    return _complete(plain, "" if is_global else group.replace("/", "."), folder)
+    return yaml.load(text, Loader=get_yaml_loader())
+
+
+def dump_yaml(plain: Any) -> str:
+    """Values as YAML, in OmegaConf's format; unlike `OmegaConf.to_yaml` for any text, such as `${{x}}`."""
+    from omegaconf._utils import get_omega_conf_dumper
+
+    return yaml.dump(
+        plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper()
+    )
 
 
 def _complete(value: Any, key: str, folder: Path) -> Any:
