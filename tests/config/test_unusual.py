@@ -38,6 +38,20 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
         ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),
         ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholders as answers (my.py:3: KeyError: 'x')"),
+        (
+            "constant_prompts",
+            {"task.agents.solo.template": "my.prompts:solver"},
+            {},
+            "template='my.prompts:solver' names no field of rows",
+        ),
+        (
+            "constant_prompts",
+            {"task.agents.solo.template": "Fix main.py:run now {{}}"},
+            {},
+            "every row has the same prompt",
+        ),
+        ("constant_prompts", {"task.agents.solo.template": "jinja:Hi"}, {}, "every row has the same prompt"),
+        ("constant_prompts", {"task.agents.solo.answer": "42"}, {}, "every row has the same reference"),
         ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
     ],
 )

@@ -18,6 +18,7 @@ from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, refuse_too_long
+from ippo_cli.tasks.messages import MessagesText
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Completion, Example
 
@@ -265,3 +266,30 @@ def test_a_conversation_without_a_chat_template_is_what_was_read_and_written() -
     assert conversations[1].ids == [*before[1], *letters(["y", "a", "\u2581", "b"])], "no space of its own before it"
     raw.extend(conversations, answers, ["", ""])
     assert conversations[1].ids[-1] == letters("y")
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3", "smollm2"])
+def test_messages_of_an_example_are_written_by_the_chat_template(family: str) -> None:
+    tokenizer = TOKENIZERS[family]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo"},
+        {"role": "user", "content": "Bye"},
+    ]
+    made = PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=500)
+    wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    [conversation] = made.begin([MessagesText(messages)])
+    assert conversation.text == wanted
+    assert conversation.messages == messages
+    made.refuse_too_long([(0, MessagesText(messages))], "train", 1000)
+    with pytest.raises(ConfigError, match="does not allow agent solo's prompt of"):
+        PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=5).refuse_too_long(
+            [(0, MessagesText(messages[-1:])), (1, MessagesText(messages))], "train", 1000
+        )
+    with pytest.raises(ConfigError, match="is a second system message"):
+        PromptFormat("solo", tokenizer, system="x", chat_template="auto", max_prompt_tokens=500).begin(
+            [MessagesText(messages)]
+        )
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=500).begin([MessagesText(messages)])

@@ -86,7 +86,7 @@ def test_a_file_that_changed_is_read_again(file: str) -> None:
     [
         (None, "there is no such file"),
         ("", "has no rows"),
-        ('{"a": 1}\n{"a": \n', "could be read .line 2 of .*: Expecting"),
+        ('{"a": 1}\n{"a": \n', "could be read .line 2 of .* begins an object that does not end"),
     ],
     ids=["missing", "empty", "broken"],
 )
@@ -350,11 +350,12 @@ def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path
     assert len(held_out) == 2
 
 
-def test_a_parquet_file_has_the_name_in_the_cache_that_the_library_gives_it(tmp_path: Path) -> None:
-    file = str(tmp_path / "rows.parquet")
-    datasets.Dataset.from_list([{"prompt": "a"}]).to_parquet(file)
-    theirs = datasets.load_dataset("parquet", data_files=[file], split="train")
-    assert load_table("task.train", file, None, "train").cache_files == theirs.cache_files
+def test_unchanged_file_is_read_from_the_cache(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([{"prompt": "a"}]).to_parquet(str(file))
+    before = load_table("task.train", str(file), None, "train").cache_files
+    os.utime(file, (1, 1))
+    assert load_table("task.train", str(file), None, "train").cache_files == before
 
 
 def test_streaming_takes_no_more_from_a_function_that_yields_rows(tmp_path: Path) -> None:
@@ -525,3 +526,11 @@ def test_a_folder_is_read_as_its_file_is_of_texts_in_cells_and_when_only_the_fir
         "---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  sep: ';'\n---\n"
     )
     assert load_table("task.train", str(cells), None, "train").column_names == ["a,b"], "what is said of them holds"
+
+
+def test_list_in_a_later_row_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"q": "a", "x": "1"}\n{"q": "b", "x": ["1", "2"]}\n')
+    told = config(*[str(tmp_path / "x.jsonl")] * 2)
+    told.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, and it is a list"):
+        jsonl_examples(told, seed=0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 
 import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
+from ippo_cli.tasks.messages import MessagesText
 from ippo_cli.tasks.templates import example_fields, fields_of, first_message, may_hear, render_template
 
 
@@ -129,3 +132,79 @@ def test_the_fields_of_an_example_are_those_that_no_conversation_has() -> None:
     asked = PromptConfig(template="{b} {heard} {a}", turn_template="{agents.low} {b} {c} {observation}")
     assert example_fields(asked, "where") == ["b", "a", "c"]
     assert example_fields(PromptConfig(template=SHOTS), "where") == ["q", "shots"]
+
+
+LIST, TALK = ["2", "4"], [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("leaf", ["template", "turn_template", "answer"])
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (LIST, r"it is a list in an example; write 'jinja:\{\{ x \| join"),
+        ({"a": 1}, r"it is an object in an example; use task\.columns\.x=x\.a"),
+        (b"abc", r"it is bytes in an example"),
+        (TALK, "it is a list in an example"),
+    ],
+)
+def test_plain_template_refuses_values_that_are_no_text(leaf: str, value: object, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        render_template("{x}", {"x": value}, f"task.agents.solo.{leaf}")
+    with pytest.raises(ConfigError, match="as Python does; use a filter"):
+        render_template("jinja:{{ x }}", {"x": value}, f"task.agents.solo.{leaf}")
+
+
+def test_conversation_in_plain_template_names_the_template_that_takes_it() -> None:
+    with pytest.raises(ConfigError, match=r"use task\.agents\.solo\.template=messages:x, which takes it as messages"):
+        render_template("{x}", {"x": TALK}, "task.agents.solo.template")
+
+
+SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "messages", "text"),
+    [
+        (TALK, TALK, "Hi"),
+        (SYSTEM, SYSTEM, "system: Be brief.\n\nuser: Hi"),
+        (json.dumps(SYSTEM), SYSTEM, "system: Be brief.\n\nuser: Hi"),
+        ([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}], TALK, "Hi"),
+    ],
+)
+@pytest.mark.parametrize("template", ["messages:x", "messages:{x}", "messages: x"])
+def test_messages_template(value: object, messages: object, text: str, template: str) -> None:
+    made = render_template(template, {"x": value}, "task.agents.solo.template")
+    assert isinstance(made, MessagesText)
+    assert (str(made), made.messages) == (text, messages)
+    assert pickle.loads(pickle.dumps(made)).messages == messages
+    assert fields_of(template, "task.agents.solo.template") == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        ("Hi", "needs a list of messages with role and content"),
+        ([], "needs a list of messages"),
+        ([*TALK, {"role": "assistant", "content": "Yo"}], "ends in a message of role 'assistant'"),
+        ([{"role": "tool", "content": "x"}, *TALK], "has a message of role 'tool'; roles are system user assistant"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "whose content is no text"),
+        (None, "which is null in an example"),
+    ],
+)
+def test_messages_template_refuses(value: object, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        render_template("messages:x", {"x": value}, "task.agents.solo.template")
+
+
+def test_messages_template_is_for_first_prompts() -> None:
+    for setting in ("task.agents.solo.answer", "task.agents.solo.turn_template", "reward.template"):
+        with pytest.raises(ConfigError, match="is for first prompts alone"):
+            render_template("messages:x", {"x": TALK}, setting)
+
+
+def test_function_in_folder_with_a_space(tmp_path: Path) -> None:
+    (tmp_path / "my prompts").mkdir()
+    (tmp_path / "my prompts" / "p.py").write_text("def solver(example):\n    return 'Q: ' + example['q']\n")
+    template = f"{tmp_path}/my prompts/p.py:solver"
+    assert render_template(template, {"q": "a"}, "task.agents.solo.template") == "Q: a"
+    assert render_template("Fix main.py:run", {"q": "a"}, "task.agents.solo.template") == "Fix main.py:run"

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.own_code import is_function_of_file, names_code
+from ippo_cli.config.places import PLACES, TEXTS, absolute_place, escape_interpolations, make_absolute
 
 SWEEP_FLAGS = ("-m", "--multirun")
 FOLDER_FLAGS = ("--config-dir", "-cd")
-# Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
-CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
-PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
-    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
-    r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
-)
-MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer)")  # or a text
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
 AGENTS = "task.agents"
@@ -108,39 +99,21 @@ def with_one_search_path(overrides: Sequence[str], places: Sequence[str] = ()) -
 
 
 def _in_full(text: str) -> str:
-    """The override with the absolute path of each file or folder that it names."""
+    """The override with the absolute path of each file or folder that it names, and with `${` in texts as text."""
     key, _, value = text.partition("=")
-    if not PLACES.fullmatch(key) or (MAYBE_CODE.fullmatch(key) and not is_function_of_file(value)):
+    if TEXTS.fullmatch(key) and (escaped := escape_interpolations(value)) != value:
+        return f"{key}={escaped}"
+    if value[:1] in ("'", '"') and value[-1:] == value[:1]:
+        value = value[1:-1]
+    if not PLACES.fullmatch(key):
         return text
     if value.startswith("[") and value.endswith("]"):
         listed = _listed(text)
-        return text if listed is None else f"{key}=[{','.join(map(_literal, map(_place_in_full, listed)))}]"
-    code = key.endswith(CODE) or MAYBE_CODE.fullmatch(key)
-    place, colon, name = value.rpartition(":") if code else (value, "", "")
-    if place[:1] in ("'", '"') and place[-1:] == place[:1]:
-        place = place[1:-1]
-    if colon and not place.endswith(".py"):
-        return text  # a module, which may have the name of a folder here
-    full_place = _place_in_full(place)
-    if full_place == place:  # a name on the hub, a module, or a mistake that is told later
+        return text if listed is None else f"{key}=[{','.join(map(_literal, map(absolute_place, listed)))}]"
+    full = make_absolute(key, value)
+    if full == value:  # a name on the hub, a module, a text, or a mistake that is told later
         return text
-    full = f"{full_place}{colon}{name}"
     return f"{key}={full}" if re.fullmatch(r"[\w./:-]+", full) else f"{key}={_literal(full)}"
-
-
-def _place_in_full(place: str) -> str:
-    """An absolute path if there is such a file or folder, or files of such a pattern, or a file with a name in it."""
-    if not place:
-        return place
-    if names_code(place):
-        file, _, name = place.rpartition(":")
-        return f"{_place_in_full(file)}:{name}" if file.endswith(".py") else place
-    try:
-        path = Path(place).expanduser()  # no shell does this behind a `=`
-        there = path.exists() or (glob.has_magic(place) and bool(glob.glob(str(path), recursive=True)))
-        return str(path.absolute()) if there else place
-    except (RuntimeError, OSError, ValueError):  # no such user; a name too long or odd for a file
-        return place
 
 
 def _listed(text: str) -> list[str] | None:
@@ -281,8 +254,8 @@ def _spelled_leaves(agents: dict[str, Any], prefix: str = "") -> Iterator[tuple[
     for name, value in agents.items():
         if isinstance(value, dict):
             yield from _spelled_leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, str):
+            is_text = TEXTS.fullmatch(f"{AGENTS}.{prefix}{name}")
+            yield f"{prefix}{name}", _literal(escape_interpolations(value) if is_text else value)
         else:
-            yield (
-                f"{prefix}{name}",
-                _literal(value) if isinstance(value, str) else str("null" if value is None else value),
-            )
+            yield f"{prefix}{name}", str("null" if value is None else value)

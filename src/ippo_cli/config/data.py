@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glob import has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ MIXED = 1000  # prompts in which every source has its share; a smaller share tha
 def is_pattern(source: str) -> bool:
     """Whether a source of rows is all files of a pattern, such as `data/*.jsonl`."""
     return has_magic(source) and not Path(source).exists()
+
+
+def expand_pattern(source: str) -> list[str]:
+    """The files of a pattern, by name. Leading folders that exist are names, with brackets and all."""
+    parts = Path(source).parts
+    known = next(n for n in range(len(parts) - 1, -1, -1) if not n or Path(*parts[:n]).is_dir())
+    place = str(Path(escape(str(Path(*parts[:known]))), *parts[known:])) if known else source
+    return sorted(file for file in glob(place, recursive=True) if Path(file).is_file())
 
 
 def has_splits(source: str) -> bool:

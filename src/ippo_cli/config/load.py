@@ -20,7 +20,8 @@ from yaml import YAMLError
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
-from ippo_cli.config.searchpath import register_option_files
+from ippo_cli.config.places import dump_yaml, load_yaml, make_absolute
+from ippo_cli.config.searchpath import OWN_OPTIONS, register_option_files
 from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
 T = TypeVar("T")
@@ -109,9 +110,7 @@ PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 def config_dir() -> Path:
     """The folder of YAML groups: inside the installed package, else the checkout's."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"
+    return OWN_OPTIONS
 
 
 @cache
@@ -154,7 +153,16 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
     refuse_secrets(plain)
-    return plain
+    return _with_absolute_places(plain)
+
+
+def _with_absolute_places(value: Any, key: str = "") -> Any:
+    """The values with the full paths of files and folders: a run is resumed and evaluated from anywhere."""
+    if isinstance(value, dict):
+        return {
+            name: _with_absolute_places(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()
+        }
+    return make_absolute(key, value)
 
 
 def typed(plain: dict[str, Any]) -> schema.Config:
@@ -181,7 +189,7 @@ def typed_sweep(node: DictConfig) -> schema.SweepConfig:
 
 def to_yaml(plain: dict[str, Any]) -> str:
     """The text of a run's `config.yaml`, in which secrets are names of variables."""
-    return OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
+    return dump_yaml(kept(plain))
 
 
 def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
@@ -196,8 +204,8 @@ def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
 def written(path: Path) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`, as they stand there."""
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        plain = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
         raise ConfigError(str(path), "is no configuration", "use the config.yaml that a run wrote")

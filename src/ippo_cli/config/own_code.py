@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 OFFERED = 8
-_OF_FILE = re.compile(r"[^\s{}]+\.py:[A-Za-z_]\w*")
+_OF_FILE = re.compile(r"[^\n{}]+\.py:[A-Za-z_]\w*")
 _CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
@@ -17,8 +17,13 @@ def names_code(value: str) -> bool:
 
 
 def is_function_of_file(value: str) -> bool:
-    """Whether a text is `path.py:name` and nothing else: of a text that is asked with, a function is meant then."""
-    return _OF_FILE.fullmatch(value) is not None
+    """Whether a text is `path.py:name` and nothing else: of a text that is asked with, a function is meant then.
+
+    A path with a space must be one of a file: `Fix main.py:run` is a prompt.
+    """
+    if _OF_FILE.fullmatch(value) is None:
+        return False
+    return not re.search(r"\s", value) or Path(value.rpartition(":")[0]).expanduser().is_file()
 
 
 def named_in(file: Path) -> list[str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from ippo_cli.config.places import read_option
+
 SEARCH_PATH = "hydra.searchpath="
 FILE_SCHEME = "option"
+PACKAGE = Path(__file__).resolve().parents[1]
+OWN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 
 
 class OptionFile(ConfigSource):
@@ -33,7 +38,7 @@ class OptionFile(ConfigSource):
             raise ConfigLoadError(f"Config not found : {config_path}")
         text = self.file.read_text(encoding="utf-8")
         return ConfigResult(
-            config=OmegaConf.load(io.StringIO(text)),
+            config=OmegaConf.create(read_option(text, self.group, self.file.resolve().parent)),
             path=self.full_path(),
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
@@ -55,9 +60,26 @@ class OptionFile(ConfigSource):
         return [self.file.stem] if inside else [self.group] if self.is_group(config_path) else []
 
 
+class OptionFolder(FileConfigSource):
+    """A folder of groups. In files of the user's, paths are relative to the file, and texts may hold `${`."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if file.is_relative_to(OWN_OPTIONS.resolve()) or not file.is_file():
+            return super().load_config(config_path)
+        text = file.read_text(encoding="utf-8")
+        return ConfigResult(
+            config=OmegaConf.create(read_option(text, str(Path(config_path).parent), file.parent)),
+            path=f"{self.scheme()}://{self.path}",
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+
 def register_option_files() -> None:
-    """Make Hydra understand single files on its search path."""
+    """Make Hydra understand single files on its search path, and read folders of files as ours."""
     Plugins.instance().register(OptionFile)
+    SourcesRegistry.instance().types["file"] = OptionFolder
 
 
 def entry(place: Path, group: str | None = None) -> str:

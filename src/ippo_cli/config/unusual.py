@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.data import has_splits
+from ippo_cli.config.own_code import is_function_of_file
 from ippo_cli.config.rewards import rewards_of
 from ippo_cli.config.schema import (
+    PROTOCOLS,
     ActorKind,
     Alphabet,
     CodeRunConfig,
@@ -232,6 +235,31 @@ def _rounded_merge(settings: Settings) -> str | None:
     return None
 
 
+def _constant_prompts(settings: Settings) -> str | None:
+    """Templates that name nothing of their rows, so that every row has the same prompt or the same reference."""
+    task = settings.config.task
+    if not isinstance(task, JsonlConfig) or task.protocol not in PROTOCOLS:
+        return None
+    for name, agent in task.agents.items():
+        for leaf, text in (("template", agent.template), ("answer", agent.answer)):
+            if text and is_constant(text):
+                what = "prompt" if leaf == "template" else "reference"
+                return (
+                    f"task.agents.{name}.{leaf}={text!r:.40} names no field of rows: every row has the same {what}; "
+                    "write {FIELD}, or FILE.py:NAME"
+                )
+    return None
+
+
+def is_constant(template: str) -> bool:
+    """Whether a template is a text without a field."""
+    if is_function_of_file(template) or template.startswith("messages:"):
+        return False
+    if template.startswith("jinja:"):
+        return "{{" not in template and "{%" not in template
+    return all(field is None for _, field, _, _ in string.Formatter().parse(template))
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
@@ -246,5 +274,6 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "unsafe_sandbox": _unsafe_sandbox,
     "same_rows": _same_rows,
     "unread_split": _unread_split,
+    "constant_prompts": _constant_prompts,
 }
 """By the name under which `run.json` keeps what was said."""

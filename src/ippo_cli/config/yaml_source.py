@@ -10,6 +10,7 @@ from typing import NoReturn
 import yaml
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
 
 QUOTES = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
 
@@ -35,7 +36,10 @@ def shortest(path: Path) -> str:
 def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        place = find_undecodable_byte(path) or str(error)
+        raise ConfigError(shortest(path), f"cannot be read ({place})", ENCODING_REMEDY) from error
+    except OSError as error:
         raise ConfigError(shortest(path), f"cannot be read ({error})", "it must be a text file in UTF-8") from error
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ippo_cli.config.schema import AgentConfig
+from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.types import Episode
-
-Message = dict[str, str]  # role and content
 
 
 def messages_of(episode: Episode, agent: str, agents: Mapping[str, AgentConfig]) -> list[Message]:
@@ -19,7 +18,9 @@ def messages_of(episode: Episode, agent: str, agents: Mapping[str, AgentConfig])
     system = agents[agent].system
     messages = [{"role": "system", "content": system}] if system is not None and turns else []
     for turn in turns:
-        messages.append({"role": "user", "content": turn.observation})
+        observation = turn.observation
+        given = observation.messages if isinstance(observation, MessagesText) else None
+        messages += [{"role": "user", "content": observation}] if given is None else given
         messages.append({"role": "assistant", "content": turn.completion.text})
     return messages
 

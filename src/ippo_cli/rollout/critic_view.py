@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.rollout.rows import Columns, Part, left_padded, read_between
+from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.types import CriticView, DetachedTurn, Episode, Rollout, Turn
 
 
@@ -106,7 +107,8 @@ def _tokens(episodes: Sequence[Episode], agent: str, layout: Layout) -> Mapping[
             if layout.by_text:
                 texts[turn.completion.text] = None
     texts.pop("", None)
-    written = layout.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+    control = ControlTokens(layout.tokenizer)
+    written = control.token_ids([control.guard(text) for text in texts])
     return {"": []} | dict(zip(texts, written, strict=True))
 
 

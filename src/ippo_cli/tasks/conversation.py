@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, zip_longest
 
 import torch
@@ -11,15 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import JsonlConfig, RolloutConfig, TaskConfig
+from ippo_cli.tasks.control_tokens import ControlTokens
+from ippo_cli.tasks.filled_text import FilledText
+from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.types import Completion, Example
 
 ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
 SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
 
-ANCHORS = ("\n", ".", "a")  # texts after which a bridge is tokenised: the first that it does not grow together with
 PROBES = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
 
-Message = dict[str, str]  # role and content
 FirstMessage = Callable[[str, Example], str]
 """What an agent is told first about an example."""
 
@@ -53,6 +55,7 @@ class PromptFormat:
         self.max_prompt_tokens = max_prompt_tokens
         self.history = history
         self.chat = self._has_chat(chat_template)
+        self.control = ControlTokens(tokenizer, self._roles() if self.chat else "")
 
     def _has_chat(self, wanted: bool | str) -> bool:
         """Whether the agent is asked through its tokenizer's chat template; `auto` does so where there is one."""
@@ -107,7 +110,7 @@ class PromptFormat:
             else:
                 bridges.append((conversation, completion, bridge))
         stops = [self._stop_token(completion) for _, completion, _ in bridges]
-        ids = self._bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
+        ids = self.control.bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
         for (conversation, completion, _), between in zip(bridges, ids, strict=True):
             conversation.ids = [*conversation.ids, *completion.ids.tolist(), *between]
         fresh = self._ids([conversation.text for conversation in rewritten])
@@ -134,7 +137,9 @@ class PromptFormat:
         Returns what stands between the tokens that were written and the next answer; None for a rewritten history.
         """
         said, before = completion.text, conversation.text
-        conversation.messages += [{"role": "assistant", "content": said}, {"role": "user", "content": observation}]
+        user = self._user_message(observation)
+        observation = user["content"]
+        conversation.messages += [{"role": "assistant", "content": said}, user]
         if not self.chat:
             conversation.text = before + said + self._stop_token(completion) + observation
             return observation
@@ -169,33 +174,30 @@ class PromptFormat:
         last = int(completion.ids[-1])
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
 
-    def _bridge_ids(self, bridges: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """The ids of texts as they are after something else: after the given stop token, or after other text.
-
-        A tokenizer may begin a text with a token or a space of its own, and a special token may swallow the space
-        after it. So each is tokenised after an anchor: the stop token, or else a text that does not grow together with
-        it.
-        """
-        made: dict[int, list[int]] = {row: [] for row, (_, text) in enumerate(bridges) if not text}
-        for anchor in (None, *ANCHORS, ""):
-            waiting = [
-                row for row in range(len(bridges)) if row not in made and (anchor is not None or bridges[row][0])
-            ]
-            anchors = [bridges[row][0] if anchor is None else anchor for row in waiting]
-            texts = [before + bridges[row][1] for before, row in zip(anchors, waiting, strict=True)]
-            heads = {before: self._plain_ids([before])[0] if before else [] for before in set(anchors)}
-            for row, before, ids in zip(waiting, anchors, self._plain_ids(texts), strict=True):
-                head = heads[before]
-                if ids[: len(head)] == head:
-                    made[row] = ids[len(head) :]
-        return [made[row] for row in range(len(bridges))]
-
-    def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+    def _roles(self) -> str:
+        """What the chat template writes around messages of both roles; empty where it takes no such messages."""
+        talk = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        try:
+            return str(self.tokenizer.apply_chat_template(talk, tokenize=False))
+        except Exception:  # a template is a program of the model's; what it refuses is reported where it is used
+            return ""
 
     def text(self, observation: str) -> str:
         """What the agent reads where it is told one thing."""
+        return self.control.reveal(self._text(observation))
+
+    def _text(self, observation: str) -> str:
         return self._written(self._first_messages(observation))
+
+    def prompt_ids(self, observation: str) -> list[int]:
+        """The ids of what the agent reads where it is told one thing."""
+        return self._ids([self._text(observation)])[0]
+
+    def hides_tokens(self, observation: str) -> bool:
+        """Whether the ids of a prompt are others than its text shows: it begins or ends in a special token, or content
+        spells one."""
+        text, ids = self._text(observation), self.prompt_ids(observation)
+        return self.control.hides(text) or str(self.tokenizer.decode(ids)) != text
 
     def room(self, context: int) -> int:
         """Tokens that a prompt must stay below which is not the first of its episode.
@@ -210,7 +212,7 @@ class PromptFormat:
         if not 0 < length <= self.max_prompt_tokens:
             raise ConfigError(
                 setting,
-                f"does not allow {prompt} of {length} tokens{place} {text[:60]!r}",
+                f"does not allow {prompt} of {length} tokens{place} {self.control.reveal(text)[:60]!r}",
                 "raise it, or shorten the prompts" if length else "prompts must have a token",
             )
         if length >= context:
@@ -241,13 +243,46 @@ class PromptFormat:
         around = SLACK + self.tokenizer.num_special_tokens_to_add()
         around += len(self.text(first).encode()) - len(first.encode())
         room = min(self.max_prompt_tokens, context - 1) - around
-        suspects = [(row, self.text(told)) for row, told in rows if not 0 < len(told.encode()) <= room]
+        suspects = [
+            (row, self._text(told))
+            for row, told in rows
+            if isinstance(told, MessagesText) or not 0 < len(told.encode()) <= room
+        ]
         ids = self._ids([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": observation}]
+        system = [] if self.system is None else [{"role": "system", "content": self.control.guard(self.system)}]
+        if not isinstance(observation, MessagesText):
+            return [*system, self._user_message(observation)]
+        self._check_messages(observation.messages)
+        return [*system, *(part | {"content": self.control.guard(part["content"])} for part in observation.messages)]
+
+    def _user_message(self, observation: str) -> Message:
+        """What the agent is told as a message, in which content spells no control tokens.
+
+        Without a chat template the literal text of a plain template may write them, and its fields may not.
+        """
+        if self.chat:
+            return {"role": "user", "content": self.control.guard(observation)}
+        parts = observation.parts if isinstance(observation, FilledText) else [(observation, False)]
+        return {"role": "user", "content": "".join(self.control.guard(text) if own else text for text, own in parts)}
+
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        """Raise `ConfigError` for messages that are not written by a chat template, or have two system messages."""
+        setting = f"task.agents.{self.agent}.template=messages:..."
+        if not self.chat:
+            raise ConfigError(
+                setting,
+                "needs a chat template, and none is used for this agent",
+                "use an instruction-tuned model with task.chat_template=auto, or write the text by a jinja: template",
+            )
+        if self.system is not None and any(message["role"] == "system" for message in messages):
+            raise ConfigError(
+                f"task.agents.{self.agent}.system={self.system!r}",
+                "is a second system message beside that of the examples",
+                "set it to null, or remove theirs by task.map",
+            )
 
     def _written(self, messages: Sequence[Message]) -> str:
         """The messages as the policy reads them before it writes the next one."""
@@ -264,8 +299,19 @@ class PromptFormat:
             raise ConfigError(setting, rule, "set it to null, and put its text into the template") from error
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        # A chat template writes its own special tokens.
-        return self.tokenizer(list(texts), add_special_tokens=not self.chat).input_ids if texts else []
+        """A chat template writes its own special tokens. Otherwise a tokenizer may begin a text with its own; what it
+        puts after a text, such as the token that ends responses, has no place in a prompt."""
+        ids = self.control.token_ids(texts)
+        begins = [] if self.chat else self._beginning
+        return [[*begins, *own] for own in ids]
+
+    @cached_property
+    def _beginning(self) -> list[int]:
+        """The ids that the tokenizer puts before a text."""
+        whole, own = (self.tokenizer("a", add_special_tokens=adds).input_ids for adds in (True, False))
+        starts = range(len(whole) - len(own) + 1)
+        start = next((start for start in starts if whole[start : start + len(own)] == own), 0)
+        return list(whole[:start])
 
 
 def _stripped(text: str) -> tuple[str, ...]:

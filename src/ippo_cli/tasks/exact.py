@@ -7,13 +7,14 @@ with one of these is another answer. Columns to which that happened are held in 
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.tasks.json_rows import json_rows
 from ippo_cli.types import Example
 
 CHUNK = 10 << 20
@@ -22,15 +23,22 @@ AS_A_MOMENT = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 """How a moment looks that was made a text again."""
 
 
-class Exact(Sequence[Example]):
+class PlainTable(Sequence[Example]):
+    """A table that is not a dataset of `datasets`: a sequence of rows with named columns."""
+
+    column_names: list[str]
+
+    def select(self, places: Sequence[int]) -> PlainTable:
+        """Some of its rows; all columns stay."""
+        return RowTable([self[place] for place in places], self.column_names)
+
+
+class Exact(PlainTable):
     """A table of which some columns are replaced."""
 
     def __init__(self, table: Any, columns: Mapping[str, Sequence[Any]]) -> None:
         self.table, self.columns = table, columns
-
-    @property
-    def column_names(self) -> list[str]:
-        return self.table.column_names
+        self.column_names = table.column_names
 
     def __len__(self) -> int:
         return len(self.table)
@@ -42,6 +50,38 @@ class Exact(Sequence[Example]):
         """Some of its rows."""
         columns = {name: [values[place] for place in places] for name, values in self.columns.items()}
         return Exact(self.table.select(places), columns)
+
+
+class RowTable(PlainTable):
+    """Rows in memory: those that Arrow has no kinds for."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+        self.rows = rows
+        self.column_names = list(dict.fromkeys(name for row in rows for name in row) if columns is None else columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        row = self.rows[place]
+        return {name: row.get(name) for name in self.column_names}
+
+
+class Concatenated(PlainTable):
+    """Tables one after the other, with the columns of all."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self.tables = tables
+        self.column_names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+        self._ends = list(accumulate(map(len, tables)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, place: Any) -> Any:
+        number = bisect_right(self._ends, place)
+        row = self.tables[number][place - (self._ends[number - 1] if number else 0)]
+        return dict.fromkeys(self.column_names) | row
 
 
 def exact(table: Any, files: Sequence[str]) -> Any:
@@ -76,18 +116,6 @@ def exact_rows(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     return corrected(table, doubtful, lambda: iter(rows)) if doubtful else table
 
 
-def json_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of JSON lines, or of one list."""
-    with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as text:
-        begins = text.read(4).decode("utf-8-sig", errors="ignore").lstrip()
-        text.seek(0)
-        values = json.load(text) if begins.startswith("[") else (json.loads(line) for line in text if line.strip())
-        for value in values:
-            if not isinstance(value, dict | str):
-                raise ValueError(f"{file} holds {value!r:.40}, where an object belongs: write one on each line")
-            yield {"text": value} if isinstance(value, str) else value
-
-
 def doubtful_columns(table: Any, *, texts: bool) -> list[str]:
     """Columns of a kind that may have been made of another one."""
     schema = table.features.arrow_schema
@@ -99,14 +127,8 @@ def corrected(table: Any, doubtful: Sequence[str], rows: Callable[[], Iterator[M
     """The table with the doubtful columns of `rows()` where these are not equal, kind and all."""
     narrow = table.select_columns(list(doubtful))
     wrong: set[str] = set()
-    stored, count = iter(narrow), 0
-    for written in rows():
-        count += 1
-        there = next(stored, None)
-        if there is not None:
-            wrong |= {name for name in doubtful if name not in wrong and not _same(there[name], written.get(name))}
-    if count != len(table):
-        raise ValueError(f"it has {count} rows on lines of their own, and {len(table)} in all: write one on each line")
+    for stored, written in zip(narrow, rows(), strict=True):
+        wrong |= {name for name in doubtful if name not in wrong and not _same(stored[name], written.get(name))}
     if not wrong:
         return table
     columns: dict[str, list[Any]] = {name: [] for name in doubtful if name in wrong}

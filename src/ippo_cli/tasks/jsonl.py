@@ -9,7 +9,8 @@ import torch
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
-from ippo_cli.tasks.exact import Exact
+from ippo_cli.tasks.exact import PlainTable
+from ippo_cli.tasks.messages import is_messages
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
 from ippo_cli.tasks.template_kinds import NullField, is_jinja
@@ -92,7 +93,7 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
         preparation.refuse_missing(dict(zip(listed, tables, strict=True)))
         parts = [preparation.rows(table, name) for table, name in zip(tables, listed, strict=True)]
         return Joined(parts, weights, preparation.counts)
-    if any(isinstance(table, Exact) for table in tables):
+    if any(isinstance(table, PlainTable) for table in tables):
         return Joined([Rows(table, unchanged, range(len(table))) for table in tables])
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
@@ -115,11 +116,29 @@ def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
                 continue
             for field in sorted(fields_of(template, setting)):
                 asked_with.setdefault(field, setting)
+    if isinstance(rows, Joined):
+        _refuse_lists(rows, config)
     for field, nulls in _nulls(rows, asked_with).items():
         raise PreflightError(
             f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {asked_with[field]} names; "
             "leave them out of the file, or by task.filter"
         )
+
+
+def _refuse_lists(rows: Joined, config: JsonlConfig) -> None:
+    """Raise where a plain template writes a list or an object of some row; tables of one kind show it in the first."""
+    plain = {
+        f"task.agents.{name}.{leaf}": text
+        for name, agent in config.agents.items()
+        for leaf in ("template", "turn_template", "answer")
+        if (text := getattr(agent, leaf)) and not is_jinja(text) and not is_messages(text)
+    }
+    fields = {setting: fields_of(text, setting) for setting, text in plain.items()}
+    for row in rows if any(fields.values()) else ():
+        for setting, named in fields.items():
+            for field in named:
+                if isinstance(row.get(field), list | dict | bytes):
+                    render_template(f"{{{field}}}", row, setting)
 
 
 def _refuse_written_nulls(source: str, rows: Any, template: str, setting: str) -> None:

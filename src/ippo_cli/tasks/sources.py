@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import os
-from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
-from glob import glob
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.data import has_splits, is_pattern
-from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.data import expand_pattern, has_splits, is_pattern
+from ippo_cli.config.errors import IppoError, PreflightError, disk_is_full
 from ippo_cli.config.own_code import names_code
 from ippo_cli.rewards.located import located
-from ippo_cli.tasks.exact import exact, exact_parquet, exact_rows, json_rows
+from ippo_cli.tasks.data_files import (
+    READERS,
+    SEPARATORS,
+    SUFFIXES,
+    cell_columns,
+    cell_rows,
+    check_readable,
+    count_rows,
+    keyed,
+    name_files,
+    rows_in_memory,
+    suffix_of,
+    without_magic,
+)
+from ippo_cli.tasks.exact import Concatenated, PlainTable, RowTable, exact, exact_parquet, exact_rows
+from ippo_cli.tasks.json_rows import UnreadableFile, check_single_object, json_rows
 from ippo_cli.tasks.user_code import load_function
-
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*READERS, *SEPARATORS)
 
 
 def load_table(key: str, source: str, data_config: str | None, split: str, *, first: int | None = None) -> Any:
@@ -40,26 +46,28 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
     if names_code(source):
         return _made(key, source, first)
     pattern, whole = is_pattern(source), not has_splits(source)
-    files = sorted(file for file in glob(source, recursive=True) if Path(file).is_file()) if pattern else [source]
+    files = expand_pattern(source) if pattern else [source]
     if not files:
         raise PreflightError(f"{key}={source}: no file has such a name")
     for file in files:  # the readers would have no word for these
         if Path(file).is_file() and not Path(file).stat().st_size:
             raise PreflightError(f"{key}={file} has no rows")
-        if Path(file).is_file() and _suffix(file) not in SUFFIXES:
+        if Path(file).is_file() and suffix_of(file) not in SUFFIXES:
             raise PreflightError(f"{key}={file}: files that can be read end in {' '.join(SUFFIXES)}")
     try:
-        if not whole and _suffix(source) in SUFFIXES:
+        if not whole and suffix_of(source) in SUFFIXES:
             raise FileNotFoundError("there is no such file")
         if first is not None:
             return _streamed(source, files if whole else None, data_config, split, first)
         if whole:
-            return _as_written(_load_files(files), files)
+            return _load_files(files)
         if Path(source).is_dir():
             return _load_folder(source, data_config, split)
         return _load_dataset(source, data_config, split)
+    except IppoError:
+        raise
     except Exception as error:
-        why = _broken_line(files) or reason(error)
+        why = str(error) if isinstance(error, UnreadableFile) else reason(error)
         remedy = f"; {key}_split={split} is what was looked for" if why.startswith("Unknown split") else ""
         raise PreflightError(f"{key}={source}: no rows could be read ({why}){remedy}") from error
 
@@ -71,7 +79,8 @@ def _streamed(source: str, files: Sequence[str] | None, data_config: str | None,
     if files is None and Path(source).is_dir():
         files = _undeclared_files(source, data_config, split) or None
     if files is None:
-        return _table(list(islice(load_dataset(source, data_config, split=split, streaming=True), count)))
+        with without_magic(source) as folder:
+            return _table(list(islice(load_dataset(folder, data_config, split=split, streaming=True), count)))
     rows: list[dict[str, Any]] = []
     for file in files:
         if len(rows) < count:
@@ -85,18 +94,23 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     from datasets import Dataset
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return exact_rows(Dataset.from_list([{name: row.get(name) for name in columns} for row in rows]), rows)
+    try:
+        table = Dataset.from_list([{name: row.get(name) for name in columns} for row in rows])
+    except (ValueError, TypeError, OverflowError):  # Arrow has one kind for a column, and integers of 64 bits
+        return RowTable(rows)
+    return exact_rows(table, rows)
 
 
 def _stream_file(file: str) -> Any:
     """Its rows, one after the other."""
     from datasets import load_dataset
 
-    if _suffix(file) in SEPARATORS:
-        return _load_csv(file, streaming=True)
-    if READERS[_suffix(file)] == "json":
+    if suffix_of(file) in SEPARATORS:
+        check_readable(file)
+        return cell_rows(file)
+    if READERS[suffix_of(file)] == "json":
         return json_rows(file)
-    return load_dataset("parquet", data_files=[file], split="train", streaming=True)
+    return load_dataset("parquet", data_files=name_files([file], hashed=False), split="train", streaming=True)
 
 
 def _made(key: str, source: str, first: int | None) -> Any:
@@ -109,13 +123,45 @@ def _made(key: str, source: str, first: int | None) -> Any:
 
 
 def _load_files(files: Sequence[str]) -> Any:
+    """The rows of files in their order, with the values that are written in them."""
     from datasets import concatenate_datasets
 
-    kinds = {_suffix(file) for file in files}
+    kinds = {suffix_of(file) for file in files}
     if kinds & set(SEPARATORS) or len(kinds) > 1:
-        parts = [_load_csv(file) if _suffix(file) in SEPARATORS else _load_files([file]) for file in files]
-        return concatenate_datasets(parts)
-    return _load_dataset(READERS[kinds.pop()], None, "train", data_files=list(files))
+        parts = [_load_csv(file) if suffix_of(file) in SEPARATORS else _load_files([file]) for file in files]
+        if len(parts) == 1:
+            return parts[0]
+        plain = any(isinstance(part, PlainTable) for part in parts)
+        return Concatenated(parts) if plain else concatenate_datasets(parts)
+    reader = READERS[kinds.pop()]
+    return _checked(lambda: _load_dataset(reader, None, "train", data_files=name_files(files)), files)
+
+
+def _checked(load: Callable[[], Any], files: Sequence[str]) -> Any:
+    """The table that `load` makes of files of one kind, with all rows and with values as they are written.
+
+    Rows that `load` cannot read, or reads in another number, are held in memory.
+    """
+    for file in files:
+        check_readable(file)
+    count = sum(map(count_rows, files))
+    try:
+        table = load()
+        complete = len(table) == count
+    except Exception as error:
+        if disk_is_full(error):
+            raise
+        complete = False
+    if not complete:
+        table = RowTable([row for file in files for row in rows_in_memory(file)])
+    kind = READERS.get(suffix_of(files[0]))
+    if kind == "json" and len(files) == len(table) == 1:
+        check_single_object(files[0], next(iter(json_rows(files[0]))))
+    if isinstance(table, PlainTable):
+        return table
+    if kind == "json":
+        return exact(table, files)
+    return exact_parquet(table, files) if kind == "parquet" and len(files) > 1 else table
 
 
 def _load_dataset(source: str, data_config: str | None, split: str, **options: Any) -> Any:
@@ -138,14 +184,17 @@ def _load_dataset(source: str, data_config: str | None, split: str, **options: A
 def _load_folder(source: str, data_config: str | None, split: str) -> Any:
     """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
     are as they are written."""
-    from datasets import ReadInstruction
+    from datasets import ReadInstruction, load_dataset_builder
 
-    name, part, _ = split.partition("[")
-    files = [] if "+" in split else _undeclared_files(source, data_config, name)
-    if not files:
-        return _load_dataset(source, data_config, split)
-    texts = {_suffix(file) for file in files} <= set(SEPARATORS)
-    table = _load_files(files) if texts else _as_written(_load_dataset(source, data_config, name), files)
+    with without_magic(source) as folder:
+        found = keyed(load_dataset_builder(folder, data_config).config.data_files or {})
+        name, part, _ = split.partition("[")
+        files = [] if "+" in split else _undeclared_files(source, data_config, name)
+        if not files:
+            return _load_dataset(folder, data_config, split, data_files=found)
+        texts = {suffix_of(file) for file in files} <= set(SEPARATORS)
+        whole = lambda: _load_dataset(folder, data_config, name, data_files=found)  # noqa: E731
+        table = _load_files(files) if texts else _checked(whole, files)
     if not part:
         return table
     [places] = ReadInstruction.from_spec(split).to_absolute({name: len(table)})
@@ -159,60 +208,31 @@ def _undeclared_files(source: str, data_config: str | None, split: str) -> list[
 
     if any(info.features is not None for info in DatasetInfosDict.from_directory(source).values()):
         return []
-    own = load_dataset_builder(source, data_config).config
-    files = [str(file) for file in (own.data_files or {}).get(split, ())]
-    kinds = {_suffix(file) for file in files}
+    with without_magic(source) as folder:
+        own = load_dataset_builder(folder, data_config).config
+        files = [str(Path(file).resolve()) for file in (own.data_files or {}).get(split, ())]
+    kinds = {suffix_of(file) for file in files}
     separated = {SEPARATORS[kind] for kind in kinds & set(SEPARATORS)} - {getattr(own, "sep", None)}
     return files if kinds <= set(SUFFIXES) and not separated else []
 
 
-def _as_written(table: Any, files: Sequence[str]) -> Any:
-    """The table of these files, with the values that its reader changed as they stand there."""
-    kinds = {READERS.get(_suffix(file)) for file in files}
-    if kinds == {"json"}:
-        return exact(table, files)
-    return exact_parquet(table, files) if kinds == {"parquet"} and len(files) > 1 else table
-
-
-def _load_csv(file: str, *, streaming: bool = False) -> Any:
+def _load_csv(file: str) -> Any:
     """Every cell is the text that stands in it, `007` and `None` too; an empty one is missing."""
     from datasets import Features, Value, load_dataset
 
-    separator = SEPARATORS[_suffix(file)]
-    with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig", newline="") as text:
-        columns = next(csv.reader(text, delimiter=separator))
-    return load_dataset(
-        "csv",
-        data_files=file,
-        split="train",
-        streaming=streaming,
-        sep=separator,
-        encoding="utf-8-sig",
-        keep_default_na=False,
-        na_values=[""],
-        features=Features({column: Value("string") for column in columns}),
-    )
+    def load() -> Any:
+        return load_dataset(
+            "csv",
+            data_files=name_files([file]),
+            split="train",
+            sep=SEPARATORS[suffix_of(file)],
+            encoding="utf-8-sig",
+            keep_default_na=False,
+            na_values=[""],
+            features=Features({column: Value("string") for column in cell_columns(file)}),
+        )
 
-
-def _broken_line(files: Sequence[str]) -> str | None:
-    """The first line of files of JSON lines that is no JSON: the reader counts rows of a block, from 0."""
-    for file in files:
-        if _suffix(file) != ".jsonl" or not Path(file).is_file():
-            continue
-        with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    json.loads(line if number > 1 else line.removeprefix(BOM_UTF8)) if line.strip() else None
-                except UnicodeDecodeError:
-                    return f"line {number} of {file} is not in UTF-8"
-                except ValueError as error:
-                    return f"line {number} of {file}: {error}"
-    return None
-
-
-def _suffix(file: str) -> str:
-    """What says how a file is read; compressed ones are read as what is in them."""
-    return Path(file.removesuffix(".gz")).suffix
+    return _checked(load, [file])
 
 
 def reason(error: Exception) -> str:

@@ -53,6 +53,8 @@ class _Null:
 def _written(value: Any) -> Any:
     if value is None:  # the word None is nothing that anybody meant to say
         raise _WritesNull
+    if isinstance(value, list | tuple | set | Mapping | bytes):
+        raise TypeError(f"it writes {value!r:.40} as Python does; use a filter, such as join(', ') or tojson")
     return value
 
 

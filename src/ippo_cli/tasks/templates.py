@@ -1,17 +1,21 @@
 """Templates of what agents are told: text with `{field}` for what an example or the conversation says.
 
-Of other kinds are those that begin with `jinja:`, and those that name a function, `path.py:name`.
+Of other kinds are those that begin with `jinja:` or `messages:`, and those that name a function, `path.py:name`.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Collection, Mapping
 from functools import cache
+from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.config.text import columns
+from ippo_cli.tasks.filled_text import FilledText
+from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
 from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, jinja_fields, render_jinja
 from ippo_cli.types import Example
 
@@ -30,11 +34,17 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
     """
     if is_function(template):
         return call_function(template, example, _said(told), setting)
+    if is_messages(template):
+        if not re.fullmatch(r"task\.agents\.\w+\.template", setting):
+            raise _mistake(
+                setting, template, "is for first prompts alone", "use messages: in task.agents.NAME.template"
+            )
+        return read_messages(_field(messages_field(template), example, setting, template), f"{setting}={template}")
     if is_jinja(template):
         return render_jinja(template, {**example, **_of_conversation(template, example, told, setting)}, setting)
-    parts: list[str] = []
+    parts: list[tuple[str, bool]] = []
     for literal, field, form, conversion in _pieces(template, setting):
-        parts.append(literal)
+        parts.append((literal, False))
         if form or conversion:
             raise ConfigError(
                 f"{setting}={template!r}",
@@ -42,8 +52,8 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
                 f"write {{{field}}}, or {{{{ and }}}} for braces",
             )
         if field is not None:
-            parts.append(_value(field, example, told, setting, template))
-    return "".join(parts)
+            parts.append((_value(field, example, told, setting, template), True))
+    return FilledText(parts)
 
 
 def fields_of(template: str, setting: str) -> set[str]:
@@ -52,6 +62,8 @@ def fields_of(template: str, setting: str) -> set[str]:
         return set()
     if is_jinja(template):
         return jinja_fields(template, setting)
+    if is_messages(template):
+        return {messages_field(template)}
     return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
 
 
@@ -59,7 +71,7 @@ def example_fields(config: PromptConfig, setting: str) -> list[str]:
     """The fields of an example that an agent is told of, in the order in which its templates name them."""
     named: list[str] = []
     for leaf, text in (("template", config.template), ("turn_template", config.turn_template or "")):
-        if is_function(text) or is_jinja(text):
+        if is_function(text) or is_jinja(text) or is_messages(text):
             named += sorted(fields_of(text, f"{setting}.{leaf}"))
         else:
             named += [field for _, field, _, _ in _pieces(text, f"{setting}.{leaf}") if field is not None]
@@ -123,16 +135,44 @@ def _value(field: str, example: Example, told: Told, setting: str, template: str
                 "name one who speaks before, or write {transcript}",
             )
         return text
+    value = _field(field, example, setting, template, told)
+    if isinstance(value, list | tuple | set | Mapping | bytes):
+        kind = "bytes" if isinstance(value, bytes) else "an object" if isinstance(value, Mapping) else "a list"
+        raise _mistake(
+            setting,
+            template,
+            f"writes the field {field!r} as text, and it is {kind} in an example",
+            _remedy(field, value, setting),
+        )
+    return str(value)
+
+
+def _field(field: str, example: Example, setting: str, template: str, told: Told = NOTHING) -> Any:
+    """A field of an example. Raises `ConfigError` where it is missing or null."""
     if field not in example:
         raise _mistake(setting, template, *_unknown(field, example, told))
-    if example[field] is None:  # the word None is nothing that anybody meant to say
+    if example[field] is None:  # the word None would be written
         raise _mistake(
             setting,
             template,
             f"names the field {field!r}, which is null in an example",
             "fill it in, or leave such examples out",
         )
-    return str(example[field])
+    return example[field]
+
+
+def _remedy(field: str, value: Any, setting: str) -> str:
+    """What writes a list or an object, or takes it as messages."""
+    if is_conversation(value):
+        if setting.endswith(".template"):
+            return f"use {setting}=messages:{field}, which takes it as messages"
+        return f"write 'jinja:{{{{ {field}[-1].content }}}}' for the last message's text"
+    if isinstance(value, Mapping):
+        inside = next(iter(value), "KEY")
+        return f"use task.columns.{field}={field}.{inside} for one of its values, or 'jinja:{{{{ {field} | tojson }}}}'"
+    if isinstance(value, bytes):
+        return "make a text of it by task.map"
+    return f"write 'jinja:{{{{ {field} | join(\", \") }}}}', or task.columns.{field}={field}.0 for its first item"
 
 
 def _unknown(field: str, example: Example, told: Told) -> tuple[str, str]:

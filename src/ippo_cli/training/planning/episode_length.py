@@ -130,4 +130,4 @@ def _tokens_read(reader: PromptFormat, writer: PromptFormat, task: Task) -> floa
 
 def _tokens(prompt_format: PromptFormat, text: str) -> int:
     """Of a text with what a chat template or the tokenizer writes around it."""
-    return len(prompt_format.tokenizer(prompt_format.text(text), add_special_tokens=not prompt_format.chat).input_ids)
+    return len(prompt_format.prompt_ids(text))

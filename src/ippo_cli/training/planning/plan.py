@@ -298,6 +298,9 @@ def _show_critics(material: Material) -> None:
         )
 
 
+SHOWN_IDS = 12  # at both ends of a prompt whose text hides some
+
+
 def _asks_once(config: Config, material: Material) -> bool:
     """Whether every agent is asked once, about the example alone."""
     turns = {shapes.length.turns for shapes in material.shapes.values()}
@@ -311,8 +314,21 @@ def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat
         return
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
-            text = formats[name].text(first_message(name, agent, task.train[row]))
-            _say(f"{name} reads", repr(text))
+            message = first_message(name, agent, task.train[row])
+            _say(f"{name} reads", repr(formats[name].text(message)))
+            if formats[name].hides_tokens(message):
+                _say(f"{name} ids", spell_ids(formats[name], message))
+
+
+def spell_ids(prompt_format: PromptFormat, message: str) -> str:
+    """The ids of a prompt, of a long one the first and last; special ones with their names."""
+    ids = prompt_format.prompt_ids(message)
+    special = set(prompt_format.tokenizer.all_special_ids)
+    spelled = [
+        f"{one}={prompt_format.tokenizer.convert_ids_to_tokens(one)}" if one in special else str(one) for one in ids
+    ]
+    few = spelled if len(spelled) <= 2 * SHOWN_IDS else [*spelled[:SHOWN_IDS], "...", *spelled[-SHOWN_IDS:]]
+    return " ".join(few)
 
 
 def _show_conversation(shown: Preview) -> None:

@@ -272,7 +272,22 @@ def fitting_formats(
 def unusual_material(config: Config, material: Material) -> dict[str, str]:
     """What is to be said of the models' contexts and of what they may have to read."""
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    return too_long(config, lengths, material.contexts) | _long_views(material) | _unlike_rotations(material)
+    said = too_long(config, lengths, material.contexts) | _long_views(material) | _unlike_rotations(material)
+    return said | _ended_prompts(config, material)
+
+
+def _ended_prompts(config: Config, material: Material) -> dict[str, str]:
+    """A warning where a chat template ends prompts in the token that ends responses, so that models end theirs."""
+    for name, prompt_format in prompt_formats(config.task, config.rollout, material.tokenizers).items():
+        end = prompt_format.tokenizer.eos_token_id
+        if prompt_format.chat and prompt_format.prompt_ids("x")[-1:] == [end]:
+            token = prompt_format.tokenizer.eos_token
+            return {
+                "ended_prompts": f"{name}: its chat template ends prompts in {token}, which ends responses as well: a "
+                "model that has seen it has nothing to add; use a template that begins the assistant's message, or "
+                "task.chat_template=false"
+            }
+    return {}
 
 
 def _unlike_rotations(material: Material) -> dict[str, str]:

@@ -61,7 +61,8 @@ class _Reader:
             before = conversation.text + said
             prompt_format.extend([conversation], [_said(said)], [told])
         self._written[agent] = written
-        return PreviewTurn(agent=agent, read=self._conversations[agent].text.removeprefix(before), written=written)
+        read = prompt_format.control.reveal(self._conversations[agent].text.removeprefix(before))
+        return PreviewTurn(agent=agent, read=read, written=written)
 
 
 def _said(text: str) -> Completion:

@@ -1,0 +1,148 @@
+"""Names and contents of local data files: patterns, cache keys, and checks of what a reader made of a file."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from glob import has_magic
+from io import TextIOWrapper
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ippo_cli.config.text_files import ENCODING_REMEDY, locate_undecodable_byte
+from ippo_cli.tasks.json_rows import UnreadableFile, count_json_rows, json_rows, open_binary
+
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*READERS, *SEPARATORS)
+PARQUET = b"PAR1"  # what such a file begins and ends with
+
+
+def suffix_of(file: str) -> str:
+    """What says how a file is read; compressed ones are read as what is in them."""
+    return Path(file.removesuffix(".gz")).suffix
+
+
+def name_files(files: Sequence[str], *, hashed: bool = True) -> Any:
+    """The files as `datasets` takes them without looking for patterns in their names.
+
+    With `hashed` their size and contents are in the key of what it caches: by itself it looks at a file's time alone.
+    """
+    from datasets.data_files import DataFilesList
+
+    paths = [str(Path(file).absolute()) for file in files]
+    keys: list[Any] = [content_key(path) if hashed else () for path in paths]
+    return DataFilesList(paths, keys)
+
+
+def content_key(file: str) -> tuple[str, ...]:
+    """Size and SHA-256 of a file."""
+    found = Path(file).stat()
+    return _content_key(file, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+@cache
+def _content_key(file: str, size: int, *_: int) -> tuple[str, ...]:
+    with open(file, "rb") as handle:
+        return (str(size), hashlib.file_digest(handle, "sha256").hexdigest())
+
+
+@contextmanager
+def without_magic(folder: str) -> Iterator[str]:
+    """The folder, or one of links to its files whose name has no character of a pattern: `datasets` globs names."""
+    root = Path(folder).resolve()
+    if not has_magic(str(root)):
+        yield folder
+        return
+    with TemporaryDirectory(prefix="ippo-data-") as links:
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            link = Path(links, file.relative_to(root))
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+        yield links
+
+
+def count_rows(file: str) -> int:
+    """The rows of a file, counted without the reader that makes a table of it. Raises `UnreadableFile`."""
+    import pyarrow.parquet as pq
+
+    kind = suffix_of(file)
+    if kind in SEPARATORS:
+        return sum(1 for _ in cell_rows(file))
+    return count_json_rows(file) if READERS[kind] == "json" else pq.read_metadata(file).num_rows
+
+
+def rows_in_memory(file: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, without `datasets`. Raises `UnreadableFile`."""
+    import pyarrow.parquet as pq
+
+    kind = suffix_of(file)
+    if kind in SEPARATORS:
+        return cell_rows(file)
+    return json_rows(file) if READERS[kind] == "json" else iter(pq.read_table(file).to_pylist())
+
+
+def cell_rows(file: str) -> Iterator[Mapping[str, str | None]]:
+    """The rows below the header of a CSV file, each with no more cells than the header has columns."""
+    columns = cell_columns(file)
+    csv.field_size_limit(sys.maxsize)
+    with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
+        reader = csv.reader(text, delimiter=SEPARATORS[suffix_of(file)], strict=True)
+        next(reader)
+        begins = reader.line_num + 1
+        try:
+            for cells in reader:
+                if len(cells) > len(columns):
+                    raise UnreadableFile(
+                        f"line {begins} of {file} has {len(cells)} cells, and the header {len(columns)} columns; "
+                        "put quotes around a cell that has a separator in it"
+                    )
+                begins = reader.line_num + 1
+                if cells and not (len(cells) == 1 and cells[0].isspace()):
+                    yield dict.fromkeys(columns) | {
+                        name: cell or None for name, cell in zip(columns, cells, strict=False)
+                    }
+        except csv.Error as error:
+            raise UnreadableFile(f"line {begins} of {file} has a quote that does not close ({error})") from error
+
+
+def cell_columns(file: str) -> list[str]:
+    """The columns of a CSV file. Raises `UnreadableFile` where two have one name."""
+    with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
+        header = next(csv.reader(text, delimiter=SEPARATORS[suffix_of(file)]), [])
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise UnreadableFile(f"{file} has two columns named {twice[0]!r}; give each its own name in the first line")
+    return header
+
+
+def check_readable(file: str) -> None:
+    """Raise `UnreadableFile` for a text that is not UTF-8, and for what only has the name of a Parquet file."""
+    kind = suffix_of(file)
+    if READERS.get(kind) == "parquet":
+        with open(file, "rb") as data:
+            begins = data.read(len(PARQUET))
+            data.seek(-min(len(PARQUET), Path(file).stat().st_size), 2)
+            if (begins, data.read()) != (PARQUET, PARQUET):
+                raise UnreadableFile(f"{file} is not a whole Parquet file")
+    elif kind in SEPARATORS:
+        with open_binary(file) as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    line.removeprefix(BOM_UTF8).decode("utf-8")
+                except UnicodeDecodeError as error:
+                    place = locate_undecodable_byte(line, error, number)
+                    raise UnreadableFile(f"{file}: {place}; {ENCODING_REMEDY}") from error
+
+
+def keyed(data_files: Mapping[Any, Sequence[str]]) -> dict[str, Any]:
+    """The files of a folder's splits with keys of their contents; those behind links by their own names."""
+    return {
+        str(split): name_files([str(Path(file).resolve()) for file in files]) for split, files in data_files.items()
+    }
