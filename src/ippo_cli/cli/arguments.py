@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.commands import PATH_KEYS, typed_path
+from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import is_function_of_file, names_code
 
@@ -81,6 +83,8 @@ def quoted(text: str) -> str:
         return text
     parser = OverridesParser.create()
     key, _, value = text.partition("=")
+    if key in PATH_KEYS:
+        return text  # the commands read these themselves
     if re.fullmatch(rf"\+*{re.escape(AGENTS)}(\.\w+)?", key):
         return text  # what is wrong with them is told when they are read
     for attempt in (text, f"{key}={_literal(value)}"):
@@ -152,11 +156,6 @@ def _listed(text: str) -> list[str] | None:
     return [str(part) for part in parsed] if isinstance(parsed, list) else None
 
 
-def _literal(value: str) -> str:
-    """In quotes. Backslashes are themselves, except before a quote, the closing one included."""
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
-
-
 def _folders(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without folders of one's own, and these, in full."""
     rest: list[str] = []
@@ -181,7 +180,7 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
 
     key, _, value = text.partition("=")
     group = key.lstrip("+")
-    parts = [part.strip().strip("'\"") for part in value.split(",")]
+    parts = [str(typed_path(value))] if typed_path(value).is_file() else _option_parts(value)
     if not any(part.endswith(YAML_FILES) for part in parts) or not (config_dir() / group).is_dir():
         return text, []
     names, files = [], []
@@ -201,6 +200,11 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
         below = file.parent.name == group and file.suffix == ".yaml"
         files.append(entry(file.parent.parent) if below else entry(file, group))
     return f"{key}={','.join(names)}", files
+
+
+def _option_parts(value: str) -> list[str]:
+    """The options of a list such as `a,b`, as a sweep has them."""
+    return [part.strip().strip("'\"") for part in value.split(",")]
 
 
 def _with_agents(overrides: list[str]) -> list[str]:

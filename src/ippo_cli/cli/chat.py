@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.configured import model_config, own_keys, refuse_mistyped, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
+from ippo_cli.config.commands import typed_path
 
 OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
 GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made
@@ -38,7 +38,7 @@ def _chat(argv: list[str]) -> None:
     if not seed.isdigit():
         raise ConfigError(f"seed={seed}", "is no number from 0 on", "use seed=0")
     if own.get("run"):
-        folder = Path(own["run"]).expanduser().absolute()
+        folder = typed_path(own["run"]).absolute()
         config = run_config(folder, own["run"], overrides, data=False)
     else:
         config = model_config(own["model"], [*PLAIN, *overrides], data=False)

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ippo_cli.config.commands import hydra_override, typed_path
+
 SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys on which it depends which of the training rows are held out."""
 
@@ -82,9 +84,8 @@ def model_config(model: str, overrides: list[str], *, data: bool = True) -> Conf
 
 def chosen(model: str) -> list[str]:
     """The overrides that `model=` stands for."""
-    from ippo_cli.cli.arguments import arguments
-
-    return ["actor=full", *arguments([f"actor.model={model}"])]
+    path = typed_path(model)
+    return ["actor=full", hydra_override("actor.model", str(path.absolute()) if path.exists() else model)]
 
 
 def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:

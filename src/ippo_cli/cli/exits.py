@@ -29,8 +29,9 @@ from ippo_cli.config.secrets import redacted
 
 MAX_LINES = 12
 WIDTH = 110
-COMMAND = re.compile(r"ippo-\w+(?: -m| [\w.+~/-]+=[^\s;,]+)+|python -c '[^']*'")
-NO_BREAK = "\N{NO-BREAK SPACE}"
+WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
+COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){WORD})+|python -c '[^']*'")
+NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
 
 
 def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
@@ -100,9 +101,12 @@ def block(message: str) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """The line in parts of a terminal's width; a command to be copied stays whole where it fits into one."""
+    """The line in parts of a terminal's width; a command to be copied stays whole, however long it is."""
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
-    return [part.replace(NO_BREAK, " ") for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False)]
+    parts: list[str] = []
+    for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False, break_long_words=False):
+        parts += [part] if NO_BREAK in part else textwrap.wrap(part, WIDTH, break_on_hyphens=False)
+    return [part.replace(NO_BREAK, " ") for part in parts]
 
 
 def _place(error: ConfigError, argv: Sequence[str]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
+from ippo_cli.config.commands import typed_path
 from ippo_cli.config.secrets import kept, redacted
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
@@ -29,7 +29,7 @@ def _export(argv: list[str]) -> None:
         if not own.get(key):
             raise ConfigError(f"{key}=", "is missing", f"say {example}")
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
-    folder, to = Path(own["run"]).expanduser().absolute(), Path(own["to"]).expanduser().absolute()
+    folder, to = typed_path(own["run"]).absolute(), typed_path(own["to"]).absolute()
     config = run_config(folder, own["run"], [], data=False)
     from ippo_cli.evaluation.export import Wanted, export
 

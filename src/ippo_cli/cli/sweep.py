@@ -41,6 +41,7 @@ from ippo_cli.cli.sweeps.outcome import SweepRefused, close, refusal
 from ippo_cli.cli.sweeps.search import Listed, Search, run_search, taken_up
 from ippo_cli.cli.sweeps.signals import SignalForwarding
 from ippo_cli.config.checks import check
+from ippo_cli.config.commands import last_value, typed_path
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed, typed_sweep
@@ -83,7 +84,7 @@ def sweep(argv: Sequence[str]) -> None:
             f"starts ranks of its own, and this process is one of {ranks} already",
             "start it alone, with launch.processes=N for N ranks per job",
         )
-    wanted = ([text.partition("=")[2] for text in argv if text.startswith("resume=")] or ["never"])[-1]
+    wanted = last_value(argv, "resume") or "never"
     typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
     if saved is not None:
@@ -98,8 +99,9 @@ def sweep(argv: Sequence[str]) -> None:
 
 def _resumed_folder(argv: Sequence[str]) -> Path | None:
     """The folder of the sweep that `resume=` names, if it names one."""
-    places = [Path(text.partition("=")[2]) for text in argv if text.startswith("resume=")]
-    return places[-1].absolute() if places and (places[-1] / sweep_folder.FILE).is_file() else None
+    wanted = last_value(argv, "resume")
+    folder = None if wanted is None else typed_path(wanted).absolute()
+    return folder if folder is not None and (folder / sweep_folder.FILE).is_file() else None
 
 
 def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:

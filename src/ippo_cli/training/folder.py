@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
+from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ResumeError, StorageError, storing
 from ippo_cli.config.secrets import kept, redacted
 from ippo_cli.engine.launchers import job_id
@@ -37,6 +38,11 @@ CHECKPOINT_NAME = re.compile(r"step_\d+")
 def from_here(path: Path) -> str:
     """A path as it may be typed where the command was: relative where it lies below."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
+    """The command that resumes a run, or a sweep, typed where this command was."""
+    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", from_here(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:

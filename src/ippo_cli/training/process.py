@@ -140,7 +140,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    more = "num_iterations=MORE" if config.stop_after is None else "stop_after=null"
+    more = ("num_iterations", "MORE") if config.stop_after is None else ("stop_after", "null")
     console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 

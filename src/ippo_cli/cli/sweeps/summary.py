@@ -17,6 +17,7 @@ import yaml
 from ippo_cli.cli.sweeps import folder as sweep_folder
 from ippo_cli.cli.sweeps.folder import Row, read_run, rows_of, typed_for
 from ippo_cli.cli.sweeps.state import STATES, is_locked, queue_of, state_of
+from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.training.folder import run_folders
 
@@ -109,7 +110,7 @@ def summarized(folder: Path) -> Summary:
     """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
     if (folder / sweep_folder.FILE).is_file():
         rows, going_on = rows_of(folder), is_locked(folder)
-        command = f"ippo-train -m resume={folder}"
+        command = shell_command("ippo-train", "-m", ("resume", str(folder)))
     else:
         rows, going_on, command = _runs(folder), False, None
     own, queue = _own_overrides(rows), queue_of(folder, rows)
