@@ -103,7 +103,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.sweeps import refuse_alone
     from ippo_cli.config.text import cut
-    from ippo_cli.engine.launchers import external_world_size, ranks_from
+    from ippo_cli.engine.launchers import external_world_size, ranks_from, unused_world_size
     from ippo_cli.training.faults import arm, fault_point
     from ippo_cli.training.folder import (
         START_LOCK,
@@ -112,6 +112,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         refuse_other_world_size,
         reserve_folder,
         start_files,
+        warn,
     )
     from ippo_cli.training.launch import run_node, run_ranks
 
@@ -126,6 +127,8 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     arm(config.debug_faults, ranks_from(os.environ).rank)
     fault_point("compose")
     settle_hub(config)
+    if (unused := unused_world_size(os.environ, world_size(config, outside))) is not None:
+        warn(unused)
     if config.mode is Mode.plan:
         from ippo_cli.training.planning.plan import show_plan
 
