@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.errors import (
     INTERRUPTED,
+    READER_GONE,
     UNEXPECTED,
     ConfigError,
     IppoError,
@@ -26,6 +27,7 @@ from ippo_cli.config.errors import (
     storage_failure,
 )
 from ippo_cli.config.secrets import redacted
+from ippo_cli.training.output import ReaderGone, flush_output
 
 MAX_LINES = 12
 WIDTH = 110
@@ -42,6 +44,15 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
+    try:
+        code = _run(command, argv)
+        flush_output()
+    except ReaderGone:
+        return READER_GONE
+    return code
+
+
+def _run(command: Callable[[], None], argv: Sequence[str]) -> int:
     try:
         command()
     except ConfigError as error:
@@ -86,9 +97,8 @@ def leave(code: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # how it ended is known
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the disk that they go to may be full
-            stream.flush()
+    with suppress(ReaderGone):
+        flush_output()
     os._exit(code)
 
 

@@ -51,6 +51,7 @@ from ippo_cli.config.sweeps import check_job_of, check_sweep
 from ippo_cli.config.trackers import refuse_missing_package
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
+from ippo_cli.training.output import outlive_readers
 
 FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -312,6 +313,7 @@ class _Sweeping:
 
     def _run(self, folder: Path, rows: Sequence[Row], total: int | None, work: Callable[[Sweep], None]) -> None:
         """Do the work of a sweep with these rows; then show the table and say how it ended."""
+        outlive_readers()
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
         error: str | None = None

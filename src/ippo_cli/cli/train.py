@@ -109,12 +109,14 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         START_LOCK,
         all_checkpoints,
         lock,
+        refuse_fewer_iterations,
         refuse_other_world_size,
         reserve_folder,
         start_files,
         warn,
     )
     from ippo_cli.training.launch import run_node, run_ranks
+    from ippo_cli.training.output import outlive_readers
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
@@ -134,6 +136,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
 
         show_plan(config)
         return
+    outlive_readers()
     if outside is None and config.launch.nodes > 1:
         run_node(arguments, config.launch.processes, config.launch.nodes)
         return
@@ -153,8 +156,12 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
         print(_first_line(config, where, outside or config.launch.processes), flush=True)
 
-    if folder is not None and not config.checkpoint.reshard:
-        refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
+    if folder is not None:
+        newest = all_checkpoints(folder / "checkpoints")[-1]
+        ends = [number for number in (config.stop_after, config.num_iterations) if number is not None]
+        refuse_fewer_iterations(newest, config, min(ends, default=sys.maxsize))
+        if not config.checkpoint.reshard:
+            refuse_other_world_size(newest, outside or config.launch.processes)
     with held:
         if outside is not None:
             from ippo_cli.training.process import run_training

@@ -35,7 +35,7 @@ def quote_for_shell(text: str) -> str:
 
 
 def quote_for_hydra(value: str) -> str:
-    """A value in quotes of Hydra's grammar. Backslashes are themselves, except before a quote, the closing one included."""
+    """A value in quotes of Hydra's grammar. Backslashes are literal, except before a quote."""
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
 
 

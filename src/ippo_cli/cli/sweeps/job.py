@@ -36,6 +36,7 @@ from ippo_cli.training.folder import (
     refuse_other_world_size,
     start_files,
 )
+from ippo_cli.training.handlers import without_ignored_hangup
 from ippo_cli.training.launch import FORWARDED, RankFailure, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
@@ -223,7 +224,9 @@ class _Asked:
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._outer = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in FORWARDED:  # while there are no ranks to be told, nothing is done but noting it
+        for number in without_ignored_hangup(
+            FORWARDED
+        ):  # while there are no ranks to be told, nothing is done but noting it
             self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
@@ -273,7 +276,8 @@ def _copier(stream: int, outer: int, prefix: str) -> threading.Thread:
     def copy() -> None:
         with open(reading, "rb") as lines:
             for line in lines:
-                os.write(outer, prefix.encode() + line)
+                with suppress(OSError):  # the reader of the output is gone; the job goes on
+                    os.write(outer, prefix.encode() + line)
         os.close(outer)
 
     copier = threading.Thread(target=copy, daemon=True)
