@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.commands import PATH_KEYS, typed_path
+from ippo_cli.config.commands import PATH_KEYS, last_value, quote_for_shell, typed_path
 from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.own_code import is_function_of_file, names_code
 
 SWEEP_FLAGS = ("-m", "--multirun")
+SWEEP_MODE = "hydra.mode=MULTIRUN"
+HYDRAS_OF_RUNS = ("hydra.searchpath", "hydra.callbacks", "hydra.job.env_")
+HYDRAS_OF_SWEEPS = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.job.", "hydra.mode")
+"""Keys of Hydra's that have an effect, by how they begin; sweepers are `hydra.sweeper`."""
 FOLDER_FLAGS = ("--config-dir", "-cd")
 # Keys that may name a file or a folder: written in full, for a run is resumed and evaluated from anywhere.
 CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
@@ -44,6 +48,8 @@ def arguments(typed: Sequence[str]) -> list[str]:
     typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
     such as `{question}`."""
     kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
+    resumed = last_value(kept, "resume") not in (None, "never", "auto", "must")  # it may be a sweep
+    sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*kept})
     flags = [text for text in kept if not is_override(text)]
     overrides: list[str] = []
     for text in (text for text in kept if is_override(text)):
@@ -56,12 +62,43 @@ def arguments(typed: Sequence[str]) -> list[str]:
             )
         if key in NOT_HYDRAS:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+        _check_has_effect(text, key, sweeps=sweeps)
         if re.fullmatch(OPEN, key):
             text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
+        if sweeps and overrides[-1] != text and "," in _outside_quotes(text.partition("=")[2]):
+            _check_one_value(text)
     return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
+
+
+def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:
+    """Raise `ConfigError` for a key of Hydra's that changes nothing here."""
+    if not key.startswith(("hydra.", "hydra/")) or key.startswith(HYDRAS_OF_RUNS):
+        return
+    if key.startswith(HYDRAS_OF_SWEEPS):
+        if not sweeps:
+            raise ConfigError(text, "has an effect on sweeps only", "add -m, or leave it out")
+        return
+    raise ConfigError(text, "is Hydra's, and has no effect in this program", "leave it out")
+
+
+def _check_one_value(text: str) -> None:
+    """Raise `ConfigError` for a value of a sweep that Hydra cannot read and that has commas: one value, or several?"""
+    key, _, value = text.partition("=")
+    parts = ",".join(f'"{part.strip()}"' for part in value.split(","))
+    if "'" not in value and '"' not in value and not value.startswith(("[", "{")):
+        raise ConfigError(
+            text,
+            "has commas, and -m leaves open whether it is one value or several",
+            f"quote each value: {quote_for_shell(f'{key}={parts}')}, "
+            f"or all as one: {quote_for_shell(f'{key}={_literal(value)}')}",
+        )
+
+
+def _outside_quotes(value: str) -> str:
+    return re.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\[[^\]]*\]|\([^)]*\)""", "", value)
 
 
 def _with_kind(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,12 +63,15 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
     """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
     from ippo_cli.cli.resume import refuse_changed, saved_overrides
     from ippo_cli.config.errors import ResumeError
+    from ippo_cli.training.input_files import changed_inputs, input_files
 
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
     saved = saved_overrides(folder)
     config = composed([*saved, *overrides], overrides, of_model=False, data=data)
     refuse_changed(folder, saved, overrides)
+    for line in changed_inputs(folder, input_files(config), ("task.", "reward.")):
+        print(f"warning: {line}", file=sys.stderr, flush=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}
     if "task.eval_size" in typed:
         _refuse_trained_examples(config, folder)

@@ -124,6 +124,7 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
     if "compare_checkpoint" in own and not is_run:
         raise ConfigError(f"compare_checkpoint={own['compare_checkpoint']}", "names weights of a run", "leave it out")
     if model:
+        _refuse_no_task(model, overrides)
         config = model_config(model, overrides)
         root = Path(config.output_dir)
     else:
@@ -170,7 +171,18 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
     evaluate_run(config, folder, checkpoint, overrides)
 
 
+def _refuse_no_task(model: str, overrides: list[str]) -> None:
+    """Raise `ConfigError` where a model would be scored on the embedded job's task without being asked to."""
+    from ippo_cli.config.errors import ConfigError
+
+    if not any(text.lstrip("+").startswith(("task=", "experiment=")) for text in overrides):
+        raise ConfigError(
+            f"model={model}", "needs a task to be scored on", "add task=gsm8k, task=FILE.yaml or task=sorting_solo"
+        )
+
+
 def _evaluate_model(model: str, overrides: list[str]) -> None:
+    _refuse_no_task(model, overrides)
     config = model_config(model, overrides)
     from ippo_cli.evaluation.evaluate_run import evaluate_model
 

@@ -108,7 +108,30 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted == "must":
         whose = "of this configuration" if job is None else f"that job {job} began with these overrides"
         raise ResumeError(f"resume=must: no unfinished run {whose} below {root}; use resume=auto")
+    if ranks_from(os.environ).rank == 0:
+        print(_why_new(root, job), flush=True)
     return None
+
+
+def _why_new(root: Path, job: str | None) -> str:
+    """Why `resume=auto` begins a new run."""
+    whose = "of this configuration" if job is None else f"that job {job} began with these overrides"
+    newest = next(iter(run_folders(root)), None)
+    seen = "" if newest is None else f" (the newest run there, {newest.name}, {_why_not(newest)})"
+    return f"resume=auto: no unfinished run {whose} below {from_here(root.absolute())}{seen}; a new run begins"
+
+
+def _why_not(folder: Path) -> str:
+    """Why a run is not the one to go on with."""
+    try:
+        state = read_state(folder)
+    except ResumeError:
+        return "cannot be read"
+    if state == "done":
+        return "is done"
+    if in_use(folder):
+        return "is in use by another process"
+    return "differs" if _saved(folder) else "has no checkpoint"
 
 
 def _wanted(folder: Path, now: Mapping[str, object], overrides: Sequence[str], job: str | None) -> bool:

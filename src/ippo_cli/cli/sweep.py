@@ -30,7 +30,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.arguments import SWEEP_FLAGS
+from ippo_cli.cli.arguments import SWEEP_FLAGS, SWEEP_MODE
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.sweeps import folder as sweep_folder
 from ippo_cli.cli.sweeps.folder import LEAVING, Row, rows_of
@@ -53,7 +53,7 @@ from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
 from ippo_cli.training.output import outlive_readers
 
-FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
+FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
 LOCAL = ("basic", "joblib", "submitit_local")

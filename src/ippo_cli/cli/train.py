@@ -115,6 +115,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         start_files,
         warn,
     )
+    from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
     from ippo_cli.training.launch import run_node, run_ranks
     from ippo_cli.training.output import outlive_readers
 
@@ -147,13 +148,17 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         refuse_untrainable(config, outside or config.launch.processes)
 
     held = ExitStack()
+    inputs = input_files(config)
 
     def start(where: Path) -> None:
         if resumed:
             held.enter_context(lock(where, name=START_LOCK))
         for change in changes(where, dict(leaves(plain))) if resumed else ():
             print(cut(" ".join(change.splitlines())), flush=True)
+        for line in changed_inputs(where, inputs) if resumed else ():
+            warn(line)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
+        record_inputs(where, inputs, resumed=resumed)
         print(_first_line(config, where, outside or config.launch.processes), flush=True)
 
     if folder is not None:

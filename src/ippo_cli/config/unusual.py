@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.checks import constrained_leaves
+from ippo_cli.config.constraints import usual_values
 from ippo_cli.config.data import has_splits
 from ippo_cli.config.rewards import rewards_of
 from ippo_cli.config.schema import (
@@ -213,9 +216,22 @@ def _whole(sources: str | list[str] | None) -> list[str]:
     ]
 
 
+def _magnitudes(settings: Settings) -> str | None:
+    """Numbers far from what their fields usually hold: a slip of the key, or another library's unit."""
+    found: dict[str, str] = {}
+    leaves = constrained_leaves(settings.config, of_fields=usual_values)
+    for key, value, usual in sorted(leaves, key=lambda leaf: leaf[0].startswith("task.agents.")):
+        if usual is not None and (why := usual.warning(value)) is not None:
+            short = re.sub(r"^task\.agents\.\w+\.", "", key)  # agents repeat what their group says
+            if found.get(short) != f"{value:g}; {why}":
+                found[key] = f"{value:g}; {why}"
+    return None if not found else " and ".join(f"{key}={text}" for key, text in list(found.items())[:2])
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
+    "magnitudes": _magnitudes,
     "few_prompts": _few_prompts,
     "passes": _passes,
     "warmups": _warmups,

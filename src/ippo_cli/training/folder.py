@@ -139,7 +139,7 @@ def config_file(folder: Path, *, resumed: bool) -> Path:
 
 def take_effect(folder: Path) -> None:
     """Make what a resumed run was started with the run's own."""
-    for name in ("overrides.json", "config.yaml"):
+    for name in ("overrides.json", "config.yaml", "inputs.json"):
         with suppress(FileNotFoundError):  # where it was resumed without a command
             os.replace(folder / f"{name}{NEXT}", folder / name)
 

@@ -35,8 +35,10 @@ from ippo_cli.training.folder import (
     lock,
     refuse_other_world_size,
     start_files,
+    warn,
 )
 from ippo_cli.training.handlers import without_ignored_hangup
+from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
 from ippo_cli.training.launch import FORWARDED, RankFailure, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
@@ -139,14 +141,18 @@ def _train(this: Sweep, row: Row, plain: dict[str, Any], folder: Path, asked: _A
         )
     goes_on = this.resumed or launchers.restarts(os.environ) > 0 or row.parent is not None
     resumed = goes_on and bool(all_checkpoints(folder / "checkpoints"))
+    inputs = input_files(config)
     if resumed:
         refuse_resume(folder, plain, config)
+        for line in changed_inputs(folder, inputs):
+            warn(line)
         for change in changes(folder, dict(leaves(plain))):
             print(change, flush=True)
     else:
         _set_aside(folder)
     with lock(folder, name=START_LOCK):
         start_files(folder, to_yaml(plain), [*this.folders, *row.overrides], this.command, resumed=resumed)
+        record_inputs(folder, inputs, resumed=resumed)
         if asked.number() is not None:
             raise Preempted("asked to leave before it began")
         run_ranks(folder, config.launch.processes, resumed=resumed)
