@@ -10,7 +10,7 @@ from ippo_cli import __version__
 from ippo_cli.cli.help import asks_for_help, asks_for_version
 from ippo_cli.config.errors import READER_GONE
 from ippo_cli.training.garbage import collect_seldom
-from ippo_cli.training.output import ReaderGone, flush_output, watch_readers
+from ippo_cli.training.output import ReaderGone, announce, flush_output, watch_readers
 
 
 def run_command(
@@ -31,6 +31,8 @@ def run_command(
         _answer(help_text)
     if asks_for_version(argv):
         _answer(f"{name} {__version__}\n")
+    if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
+        announce(f"{name}: reading the configuration", terminal_only=True)
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 

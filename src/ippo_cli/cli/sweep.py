@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -54,6 +55,7 @@ from ippo_cli.training.folder import from_here, in_use, lock
 from ippo_cli.training.output import outlive_readers
 
 FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
+SILENCE_S = 3.0  # between two lines while jobs are checked
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
 LOCAL = ("basic", "joblib", "submitit_local")
@@ -244,7 +246,11 @@ class _Sweeping:
         jobs: list[Job] = []
         refused: dict[int, IppoError] = {}
         done: list[Row] = []
+        said_at = time.monotonic()
         for row in rows:
+            if time.monotonic() - said_at > SILENCE_S:
+                said_at = time.monotonic()
+                print(f"ippo-train: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
             if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
                 sweep_folder.end(row, "done", 0, None)
                 sweep_folder.note_run(row, self.resumed / row.folder)
@@ -265,6 +271,7 @@ class _Sweeping:
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
+            print("ippo-train: loading data and planning each configuration", flush=True)
             refused = _planned(jobs)
         if refused:
             raise refusal(rows, refused)

@@ -117,7 +117,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     )
     from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
     from ippo_cli.training.launch import run_node, run_ranks
-    from ippo_cli.training.output import outlive_readers
+    from ippo_cli.training.output import announce, outlive_readers
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
@@ -132,6 +132,8 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     settle_hub(config)
     if (unused := unused_world_size(os.environ, world_size(config, outside))) is not None:
         warn(unused)
+    if config.mode is Mode.plan or folder is None:
+        announce("ippo-train: the configuration is valid; loading libraries and data")
     if config.mode is Mode.plan:
         from ippo_cli.training.planning.plan import show_plan
 
@@ -214,12 +216,38 @@ def _asked_for_job_config(argv: Sequence[str]) -> str | None:
     """The text for `--cfg job`: the composition without the leaves that no agent overrides."""
     from hydra._internal.utils import get_args_parser
 
+    from ippo_cli.cli.resume import saved_overrides
+    from ippo_cli.config.commands import last_value, typed_path
     from ippo_cli.config.load import compose_node, shown
 
     arguments = get_args_parser().parse_args(list(argv))
-    if arguments.cfg != "job" or arguments.package or arguments.multirun:
+    if arguments.cfg != "job" or arguments.package:
         return None
-    return shown(compose_node(arguments.overrides), resolve=arguments.resolve)
+    overrides = [text for text in arguments.overrides if not text.startswith("resume=")]
+    if arguments.multirun:
+        return _configs_of_jobs(overrides, resolve=arguments.resolve)
+    if (wanted := last_value(arguments.overrides, "resume")) not in (None, "never", "auto", "must"):
+        overrides = [*saved_overrides(typed_path(wanted)), *overrides]
+    return shown(compose_node(overrides), resolve=arguments.resolve)
+
+
+def _configs_of_jobs(overrides: Sequence[str], *, resolve: bool) -> str:
+    """One YAML document for each job of a grid, after a line that names what it sweeps over."""
+    from ippo_cli.cli.diagnose import groups
+    from ippo_cli.cli.sweeps.grid import expanded
+    from ippo_cli.config.load import compose_node, shown
+    from ippo_cli.config.searchpath import SEARCH_PATH
+
+    swept = [text for text in overrides if not text.lstrip("+~").startswith(("hydra/", "hydra.", "sweep=", "sweep."))]
+    of_paths = [text for text in overrides if text.startswith(SEARCH_PATH)]
+    jobs = expanded(swept, lambda group: groups(of_paths).get(group, []))
+    shared = {text for text in jobs[0] if all(text in job for job in jobs)} if len(jobs) > 1 else set()
+    documents = []
+    for number, job in enumerate(jobs, start=1):
+        own = " ".join(text for text in job if text not in shared)
+        config = shown(compose_node([*of_paths, *job]), resolve=resolve)
+        documents.append(f"# job {number} of {len(jobs)}: {own}\n{config}")
+    return "---\n".join(documents)
 
 
 if __name__ == "__main__":

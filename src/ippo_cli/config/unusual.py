@@ -38,6 +38,7 @@ class Settings:
     config: Config
     plan: Arithmetic
     train_rows: int
+    held_out_rows: int | None = None
     dry_failure: str = ""  # what the user's code raised where placeholders stood for answers
     newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
 
@@ -216,6 +217,27 @@ def _whole(sources: str | list[str] | None) -> list[str]:
     ]
 
 
+def _sizes(settings: Settings) -> str | None:
+    """Sizes that ask for more rows than there are."""
+    task, held_out = settings.config.task, settings.held_out_rows
+    if (line := more_than_held_out(settings.config, held_out)) is not None:
+        return line
+    if isinstance(task, JsonlConfig):
+        for key, there in (("train_size", settings.train_rows), ("eval_size", held_out)):
+            size = getattr(task, key)
+            if size is not None and there is not None and size > there:
+                return f"task.{key}={size} is more than the {there} rows there are: all of them are used"
+    return None
+
+
+def more_than_held_out(config: Config, held_out: int | None) -> str | None:
+    """A line about `evaluation.size` where it is more than the rows that are held out."""
+    size = config.evaluation.size
+    if size is None or held_out is None or size <= held_out:
+        return None
+    return f"evaluation.size={size} is more than the {held_out} held-out rows: all of them are used"
+
+
 def _magnitudes(settings: Settings) -> str | None:
     """Numbers far from what their fields usually hold: a slip of the key, or another library's unit."""
     found: dict[str, str] = {}
@@ -232,6 +254,7 @@ RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
     "magnitudes": _magnitudes,
+    "sizes": _sizes,
     "few_prompts": _few_prompts,
     "passes": _passes,
     "warmups": _warmups,

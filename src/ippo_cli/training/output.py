@@ -59,6 +59,13 @@ def outlive_readers() -> None:
     _outlives = True
 
 
+def announce(text: str, *, terminal_only: bool = False) -> None:
+    """Say on stderr what a command does before its first output: loading takes seconds. Of several ranks the first."""
+    is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if is_first and (sys.stderr.isatty() or not terminal_only):
+        print(text, file=sys.stderr, flush=True)
+
+
 def flush_output() -> None:
     """Write what is buffered. Raises `ReaderGone`."""
     for stream in (sys.stdout, sys.stderr):
