@@ -127,8 +127,8 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
     if "compare_checkpoint" in own and not is_run:
         raise ConfigError(f"compare_checkpoint={own['compare_checkpoint']}", "names weights of a run", "leave it out")
     if model:
-        _refuse_no_task(model, overrides)
         config = model_config(model, overrides)
+        _refuse_no_task(model, overrides)
         root = Path(config.output_dir)
     else:
         (name,) = typed_paths(own["run"])
@@ -187,8 +187,8 @@ def _refuse_no_task(model: str, overrides: list[str]) -> None:
 
 
 def _evaluate_model(model: str, overrides: list[str]) -> None:
-    _refuse_no_task(model, overrides)
     config = model_config(model, overrides)
+    _refuse_no_task(model, overrides)
     announce(LOADING)
     from ippo_cli.evaluation.evaluate_run import evaluate_model
 

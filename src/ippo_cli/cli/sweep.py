@@ -298,6 +298,9 @@ class _Sweeping:
             sweep_folder.end(row, "waiting", None, None)
         return Job(row, plain, config)
 
+    def _is_basic(self) -> bool:
+        return str(self.master.hydra.runtime.choices["hydra/launcher"]) == "basic"
+
     def _is_local(self) -> bool:
         return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL
 
@@ -308,6 +311,9 @@ class _Sweeping:
 
         rows = [job.row for job in jobs]
         own = sweep_folder.swept(rows)
+        if not self._is_basic():
+            launcher = self.master.hydra.runtime.choices["hydra/launcher"]
+            print(f"planned for this machine, and not for those of hydra/launcher={launcher}: see plan=", flush=True)
         refused: dict[int, IppoError] = {}
         for job in jobs:
             print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
