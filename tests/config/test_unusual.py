@@ -117,6 +117,8 @@ def test_every_rule_is_seen_to_speak() -> None:
         "unsafe_sandbox",
         "same_rows",
         "unread_split",
+        "magnitudes",
+        "sizes",
     } == set(RULES)
 
 

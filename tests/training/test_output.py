@@ -50,7 +50,7 @@ def test_a_command_ends_quietly_without_a_reader() -> None:
 def test_training_outlives_its_reader_and_reports_it() -> None:
     code, said = piped(LINES.format(before="outlive_readers()"))
     assert code == 0
-    assert said == "ippo-train: the reader of the output is gone; training continues\ndone\n"
+    assert said == "ippo: the reader of the output is gone; training continues\ndone\n"
 
 
 def test_help_without_a_reader() -> None:

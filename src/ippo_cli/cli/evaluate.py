@@ -10,7 +10,7 @@ from ippo_cli.cli.configured import chosen, model_config, names, own_keys, refus
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
 from ippo_cli.config.commands import shell_command, typed_path, typed_paths
-from ippo_cli.training.output import announce
+from ippo_cli.training.output import announce, outlive_readers
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Keys of this command; all others are a run's.
 OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint")
-LOADING = "ippo-eval: loading libraries and weights"
 CHECKPOINT = re.compile(r"latest|best|initial|\d+")
 
 
@@ -53,6 +52,12 @@ def _evaluate(argv: list[str]) -> None:
         _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
     else:
         _evaluate_model(own["model"], overrides)
+
+
+def _begin() -> None:
+    """From here on all keys are right, and the result is written to files as well."""
+    outlive_readers("the evaluation")
+    announce("ippo-eval: loading libraries and weights")
 
 
 def _wants_cross_play(own: dict[str, str]) -> bool:
@@ -96,7 +101,7 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     first, *others = runs
     for folder in others:
         refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
-    announce(LOADING)
+    _begin()
     from ippo_cli.evaluation.crossplay import cross_play
 
     cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
@@ -142,7 +147,7 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
         from ippo_cli.cli.hub import settle_names
 
         settle_names([("compare", wanted)])
-    announce(LOADING)
+    _begin()
     from ippo_cli.evaluation.compare import compare
     from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of, one_model
 
@@ -170,7 +175,7 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
     (name,) = typed_paths(run)
     folder = Path(name).absolute()
     config = run_config(folder, name, overrides)
-    announce(LOADING)
+    _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_run
 
     evaluate_run(config, folder, checkpoint, overrides)
@@ -189,7 +194,7 @@ def _refuse_no_task(model: str, overrides: list[str]) -> None:
 def _evaluate_model(model: str, overrides: list[str]) -> None:
     config = model_config(model, overrides)
     _refuse_no_task(model, overrides)
-    announce(LOADING)
+    _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_model
 
     evaluate_model(config, [*chosen(model)[1:], *overrides])

@@ -10,7 +10,7 @@ from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.config.commands import typed_path
 from ippo_cli.config.secrets import kept, redacted
-from ippo_cli.training.output import announce
+from ippo_cli.training.output import announce, outlive_readers
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
 
@@ -32,6 +32,7 @@ def _export(argv: list[str]) -> None:
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
     folder, to = typed_path(own["run"]).absolute(), typed_path(own["to"]).absolute()
     config = run_config(folder, own["run"], [], data=False)
+    outlive_readers("the export")
     announce("ippo-export: loading libraries and weights")
     from ippo_cli.evaluation.export import Wanted, export
 

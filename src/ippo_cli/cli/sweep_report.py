@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
+from ippo_cli.training.output import outlive_readers
 
 if TYPE_CHECKING:
     from ippo_cli.cli.sweeps.summary import Configuration, Job, Mean, Summary
@@ -32,6 +33,7 @@ def report(argv: Sequence[str]) -> None:
     from ippo_cli.training.folder import from_here, write_atomically
 
     folder, to = _places(argv)
+    outlive_readers("the report")
     summary = summarized(folder)
     print(table(summary), flush=True)
     with storing(str(to)):

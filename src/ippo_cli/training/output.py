@@ -11,9 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
-NOTICE = b"ippo-train: the reader of the output is gone; training continues\n"
-
-_outlives = False
+_continues = ""  # what goes on without a reader
 
 
 class ReaderGone(BaseException):
@@ -30,7 +28,7 @@ class _Stream(io.FileIO):
             if error.errno not in GONE:
                 raise
             _discard(self.fileno())
-            if not _outlives:
+            if not _continues:
                 raise ReaderGone from None
             return memoryview(data).nbytes
 
@@ -52,11 +50,11 @@ def watch_readers() -> None:
             setattr(sys, name, again)
 
 
-def outlive_readers() -> None:
-    """From now on go on without them."""
-    global _outlives
+def outlive_readers(what: str = "training") -> None:
+    """From now on go on without them: what this process does is worth more than its output."""
+    global _continues
     watch_readers()
-    _outlives = True
+    _continues = what
 
 
 def announce(text: str, *, terminal_only: bool = False) -> None:
@@ -88,6 +86,6 @@ def _discard(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
-    if _outlives and descriptor == 1:
+    if _continues and descriptor == 1:
         with suppress(OSError):
-            os.write(2, NOTICE)
+            os.write(2, f"ippo: the reader of the output is gone; {_continues} continues\n".encode())
