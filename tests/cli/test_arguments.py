@@ -15,6 +15,7 @@ from ippo_cli.cli.flags import refuse_unknown
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve
 from ippo_cli.config.load import typed as typed_config
+from ippo_cli.config.searchpath import entries
 
 MINE = """\
 defaults:
@@ -330,3 +331,12 @@ def test_functions_that_may_stand_for_a_text_are_named_in_full_and_texts_stay(
     }
     node = compose_node(arguments(["task=jsonl", "task.filter=level == 'easy' and n < 3"]))
     assert node.task.filter == "level == 'easy' and n < 3"
+
+
+def test_an_option_file_in_a_folder_with_a_comma(tmp_path: Path) -> None:
+    file = tmp_path / "a, b" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("defaults: [sorting]\n")
+    task, path = arguments([f"task={file}"])
+    assert task == "task=mine"
+    assert entries([path]) == [f"option://task={file}"]

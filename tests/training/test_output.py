@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +107,38 @@ def test_nohup_keeps_a_run_from_leaving() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+SMALL = [
+    "task.train_size=16",
+    "task.eval_size=4",
+    "rollout.buffer_size=8",
+    "num_iterations=2",
+    "evaluation.every=0",
+    "evaluation.greedy=false",
+    "actor.hidden_size=32",
+    "actor.num_layers=1",
+    "actor.num_heads=2",
+    "actor.warm_start_steps=1",
+    "actor.warmup_iterations=0",
+    "tracker.tensorboard=false",
+    "tracker.console=plain",
+    "launch.threads=1",
+]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_reader_and_a_plan_ends_quietly(tmp_path: Path) -> None:
+    def piped_command(*arguments: str) -> tuple[int, str]:
+        """What `ippo-train ... | head -1` gives."""
+        call = f"sys.argv = ['ippo-train', *{[*SMALL, f'output_dir={tmp_path}', *arguments]!r}]"
+        return piped(f"import sys; {call}\nfrom ippo_cli.cli.train import main\nmain()")
+
+    code, said = piped_command()
+    assert code == 0
+    assert "the reader of the output is gone; training continues" in said
+    (state,) = tmp_path.glob("default/*/run.json")
+    assert json.loads(state.read_text())["state"] == "done"
+    code, said = piped_command("mode=plan")
+    assert code in (0, 141)
+    assert "Traceback" not in said
