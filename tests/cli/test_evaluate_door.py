@@ -12,6 +12,7 @@ import pytest
 from ippo_cli.cli import evaluate, exits
 from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
 
+LOADING = "ippo-eval: loading libraries and weights\n"  # where what is wrong is known from checkpoints alone
 Call = Callable[..., tuple[int, str]]
 
 
@@ -26,7 +27,8 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             evaluate.main()
         said = capsys.readouterr()
         assert "Traceback" not in said.err
-        return int(leaving.value.code or 0), " ".join((said.out + said.err).split())
+        error = said.err.replace(LOADING, "")
+        return int(leaving.value.code or 0), " ".join((said.out + error).split())
 
     return call
 

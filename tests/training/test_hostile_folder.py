@@ -9,6 +9,7 @@ import pytest
 from small import new_run, rows
 
 from ippo_cli.config.errors import ResumeError
+from ippo_cli.training.folder import check_metrics
 from ippo_cli.training.process import run_training
 
 
@@ -23,6 +24,10 @@ def test_a_run_in_a_folder_with_brackets_resumes(tmp_path: Path) -> None:
     metrics.write_text(text.replace('"iteration": 1', '"iteration" 11'))
     with pytest.raises(ResumeError, match=r"metrics\.jsonl, line 2, is no row of metrics"):
         run_training(replace(config, num_iterations=3), folder, resumed=True)
-    metrics.write_text(text)
+    (newest,) = (folder / "checkpoints").glob("step_00000002")
+    with pytest.raises(ResumeError, match=r"metrics\.jsonl, line 2, is no row of metrics"):
+        check_metrics(newest)
+    metrics.write_text(text + '{"iteration": 3, "half a r')  # what was written after the checkpoint is dropped
+    check_metrics(newest)
     with pytest.raises(ResumeError, match=r"num_iterations=1 is less than the 2 iterations that are done"):
         run_training(replace(config, num_iterations=1), folder, resumed=True)

@@ -108,6 +108,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.training.folder import (
         START_LOCK,
         all_checkpoints,
+        check_metrics,
         lock,
         refuse_fewer_iterations,
         refuse_other_world_size,
@@ -167,6 +168,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         newest = all_checkpoints(folder / "checkpoints")[-1]
         ends = [number for number in (config.stop_after, config.num_iterations) if number is not None]
         refuse_fewer_iterations(newest, config, min(ends, default=sys.maxsize))
+        check_metrics(newest)
         if not config.checkpoint.reshard:
             refuse_other_world_size(newest, outside or config.launch.processes)
     with held:

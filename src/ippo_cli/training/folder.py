@@ -193,6 +193,19 @@ def read_state(folder: Path) -> str:
         raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error
 
 
+def check_metrics(checkpoint: Path) -> None:
+    """Raise `ResumeError` for a damaged row among those that a checkpoint goes on after."""
+    file = checkpoint.parents[1] / "metrics.jsonl"
+    try:
+        size = int(json.loads((checkpoint / "state.json").read_text())["progress"]["metrics_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # a damaged checkpoint; loading verifies every file
+    if file.is_file():
+        for _, end in metric_rows(file):
+            if end >= size:  # what follows is dropped
+                return
+
+
 def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """The rows of a `metrics.jsonl`, each with the byte at which it ends. Raises `ResumeError` for a damaged one."""
     end = 0
@@ -201,7 +214,7 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
             end += len(line)
             try:
                 row = json.loads(line)
-                row["iteration"] + 0  # a number, in a row
+                float(row["iteration"])  # raises where it is no row, or has no number there
             except (ValueError, KeyError, TypeError):
                 raise ResumeError(
                     f"{file}, line {number}, is no row of metrics; mend or delete that line, or move the file away: "
