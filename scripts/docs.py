@@ -114,7 +114,7 @@ def hints(cls: type[Any]) -> dict[str, Any]:
 def spelled(hint: Any) -> str:
     """A type with its constraint in words."""
     if get_origin(hint) is Annotated:
-        said = str(constraint_of(hint))
+        said = str(constraint_of(hint) or "")
         return spelled(get_args(hint)[0]) + (f" ({said})" if said else "")
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(spelled(part) for part in get_args(hint))

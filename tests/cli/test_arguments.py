@@ -15,6 +15,7 @@ from ippo_cli.cli.flags import refuse_unknown
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve
 from ippo_cli.config.load import typed as typed_config
+from ippo_cli.config.searchpath import entries
 
 MINE = """\
 defaults:
@@ -239,6 +240,49 @@ def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
+        (["hydra.verbose=true"], "has no effect in this program"),
+        (["hydra/job_logging=default"], "has no effect in this program"),
+        (["hydra/help=x"], "has no effect in this program"),
+        (["-m", "hydra.verbose=true", "seed=1,2"], "has no effect in this program"),
+        (["hydra/launcher=submitit_slurm", "mode=plan"], "has an effect on sweeps only; add -m"),
+        (["hydra.sweep.dir=x"], "has an effect on sweeps only; add -m"),
+        (["+hydra.job.name=x"], "has an effect on sweeps only; add -m"),
+    ],
+)
+def test_keys_of_hydra_without_an_effect_are_refused(typed: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        arguments(typed)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["-m", "hydra/launcher=basic", "hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=2", "hydra.job.num=1"],
+        ["+hydra.job.env_set.A=1"],
+        ["resume=outputs/sweep", "hydra/launcher=basic"],
+        ["hydra.mode=MULTIRUN", "hydra/launcher=basic"],
+    ],
+)
+def test_keys_of_hydra_with_an_effect_are_kept(typed: list[str]) -> None:
+    assert sorted(arguments(typed)) == sorted(typed)
+
+
+@pytest.mark.parametrize("key", ["task.agents.low.template", "task.agents.low.system", "name"])
+def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"leaves open whether it is one value or several; quote each value"
+    ) as raised:
+        arguments(["-m", f"{key}=a{{x}},b{{y}}"])
+    for suggestion in (f"""'{key}="a{{x}}","b{{y}}"'""", f"""'{key}='"'"'a{{x}},b{{y}}'"'"''"""):
+        assert suggestion in str(raised.value)
+    for text in (f'{key}="a{{x}}","b{{y}}"', f"{key}='a{{x}},b{{y}}'", f"{key}='a, b'"):
+        assert arguments(["-m", text]) == ["-m", text]  # read by Hydra as it is
+    assert arguments([f"{key}=a{{x}},b{{y}}"]) == [f"{key}='a{{x}},b{{y}}'"]  # without -m there is one value
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
         (["--seed", "3"], "--seed 3 is no flag; settings are written without dashes, as key=value; say seed=3"),
         (["--num-iterations=5"], "say num_iterations=5"),
         (["--algorithm", "ppo"], "say algorithm=ppo"),
@@ -287,3 +331,12 @@ def test_functions_that_may_stand_for_a_text_are_named_in_full_and_texts_stay(
     }
     node = compose_node(arguments(["task=jsonl", "task.filter=level == 'easy' and n < 3"]))
     assert node.task.filter == "level == 'easy' and n < 3"
+
+
+def test_an_option_file_in_a_folder_with_a_comma(tmp_path: Path) -> None:
+    file = tmp_path / "a, b" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("defaults: [sorting]\n")
+    task, path = arguments([f"task={file}"])
+    assert task == "task=mine"
+    assert entries([path]) == [f"option://task={file}"]

@@ -12,6 +12,7 @@ import pytest
 from ippo_cli.cli import evaluate, exits
 from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
 
+LOADING = "ippo-eval: loading libraries and weights\n"  # where what is wrong is known from checkpoints alone
 Call = Callable[..., tuple[int, str]]
 
 
@@ -26,7 +27,8 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             evaluate.main()
         said = capsys.readouterr()
         assert "Traceback" not in said.err
-        return int(leaving.value.code or 0), " ".join((said.out + said.err).split())
+        error = said.err.replace(LOADING, "")
+        return int(leaving.value.code or 0), " ".join((said.out + error).split())
 
     return call
 
@@ -246,3 +248,14 @@ def test_rows_that_a_run_was_trained_on_are_not_held_out_by_another_share_or_fil
         f"run={run}", "task.eval_share=null", f"task.eval={tmp_path / 'rows.jsonl'}", "task.filter=a"
     )
     assert (code, "there is no intact checkpoint" in said) == (14, True), said
+
+
+def test_a_model_needs_a_task(ippo_eval: Call, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code, said = ippo_eval(f"model={tmp_path}", "evaluation.size=4")
+    assert code == 2
+    assert said.startswith(f"ippo: model={tmp_path} needs a task to be scored on; add task=")
+
+
+def test_no_run_is_named_by_an_empty_list(ippo_eval: Call) -> None:
+    assert ippo_eval("run=[]") == (2, "ippo: run=[] names no run; give a run's folder, run=outputs/NAME/DATE-ID")

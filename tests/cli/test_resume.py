@@ -302,3 +302,19 @@ def test_a_job_whose_run_is_done_has_nothing_left_to_do(
         f"{folder} is done, which job slurm-7 began with these overrides; resume=never begins another run\n"
     ).replace(str(folder), str(folder.relative_to(folder.parents[2])))
     assert continued(["resume=auto", "seed=4"])[1] is None
+
+
+def test_auto_says_why_a_new_run_begins(run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert continued(["resume=auto"])[1] is None
+    line = "resume=auto: no unfinished run of this configuration below outputs/default"
+    assert capsys.readouterr().out == f"{line}; a new run begins\n"
+    for name, state, seen in (
+        ("20250101-000000-aaaaaa", "done", "is done"),
+        ("20250102-000000-aaaaaa", "preempted", "differs"),
+    ):
+        run(name, state, "seed=8")
+        assert continued(["resume=auto"])[1] is None
+        assert capsys.readouterr().out == f"{line} (the newest run there, {name}, {seen}); a new run begins\n"
+    run("20250103-000000-aaaaaa", "failed", saved=False)
+    assert continued(["resume=auto"])[1] is None
+    assert "has no checkpoint" in capsys.readouterr().out

@@ -195,3 +195,22 @@ def test_internal_groups_alone_leave_no_completion() -> None:
     assert offered("actor= base= baseline= schema/ +schema=x task.base\n") == "actor= baseline= task.base\n"
     assert offered("base=\nactor=\n") == "actor=\n"
     assert offered("base=\n") == ""
+
+
+def test_the_configurations_of_a_sweeps_jobs_are_shown(tmp_path: Path) -> None:
+    answer = train("-m", "seed=1,2", "algorithm=ppo", "--cfg", "job", folder=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.count("# job ") == 2
+    assert answer.stdout.startswith("# job 1 of 2: seed=1\n")
+    assert [document["seed"] for document in yaml.safe_load_all(answer.stdout)] == [1, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loading_is_announced_once_the_configuration_is_right(tmp_path: Path) -> None:
+    wrong = train("mode=plan", "rollout.num_generations=3", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("ippo: rollout.num_generations=3 does not divide")
+    right = train("mode=plan", folder=tmp_path, WORLD_SIZE="2")
+    assert right.returncode == 0
+    assert right.stderr == "ippo-train: the configuration is valid; loading libraries and data\n"
+    assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, and no launcher has started")

@@ -146,6 +146,8 @@ def test_every_rule_is_seen_to_speak() -> None:
         "unsafe_sandbox",
         "same_rows",
         "unread_split",
+        "magnitudes",
+        "sizes",
     } == set(RULES)
 
 
@@ -171,3 +173,34 @@ def test_one_agents_own_rate_is_told_with_its_name(config: Callable[..., Config]
     made = config(("actor=full",), **USUAL)
     made.task.agents["high"].actor.learning_rate = 1e-3
     assert told(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"actor.learning_rate": 0.5}, "actor.learning_rate=0.5; usual values are at most 0.03"),
+        ({"actor.learning_rate": 1e-12}, "actor.learning_rate=1e-12; usual values are at least 1e-09"),
+        ({"rollout.temperature": 100.0}, "rollout.temperature=100; usual values are at most 5"),
+        ({"rollout.temperature": 0.001}, "rollout.temperature=0.001; usual values are at least 0.05"),
+        ({"algorithm.entropy_coef": -50.0}, "algorithm.entropy_coef=-50; usual values are at most 1"),
+        ({"algorithm.kl.loss.coef": 1000.0}, "algorithm.kl.loss.coef=1000; usual values are at most 10"),
+        ({"actor.weight_decay": 100.0}, "actor.weight_decay=100; usual values are at most 1"),
+        ({"actor.max_grad_norm": 0.0}, None),
+        ({"actor.learning_rate": 0.0}, None),
+    ],
+)
+def test_numbers_far_from_usual_ones(changes: dict[str, Any], words: str | None, config: Callable[..., Config]) -> None:
+    assert told(config((), **changes)).get("magnitudes") == words
+
+
+def test_sizes_beyond_the_data(config: Callable[..., Config]) -> None:
+    def about(**changes: Any) -> str | None:
+        return told(config(REAL, **changes), rows=8, held_out_rows=4).get("sizes")
+
+    assert about() is None
+    assert about(**{"evaluation.size": 4}) is None
+    assert about(**{"evaluation.size": 5}) == "evaluation.size=5 is more than the 4 held-out rows: all of them are used"
+    assert (
+        about(**{"task.train_size": 9}) == "task.train_size=9 is more than the 8 rows there are: all of them are used"
+    )
+    assert about(**{"task.eval_size": 9}) == "task.eval_size=9 is more than the 4 rows there are: all of them are used"

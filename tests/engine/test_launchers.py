@@ -20,6 +20,7 @@ from ippo_cli.engine.launchers import (
     meeting_point,
     node_rank,
     ranks_from,
+    unused_world_size,
 )
 
 SRUN = {
@@ -118,14 +119,54 @@ def test_a_job_has_one_name_however_often_it_is_started(environ: dict[str, str],
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK not set"),
-        ({**TORCHRUN, "RANK": "4"}, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=0 name no possible rank"),
-        ({key: value for key, value in SRUN.items() if key != "SLURM_LOCALID"}, "SLURM_LOCALID not set"),
+        ({"RANK": "0"}, "RANK=0 needs WORLD_SIZE; "),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4 is no rank of WORLD_SIZE=4; use 0 to 3"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1 is set in the environment and is no number"),
+        ({**TORCHRUN, "LOCAL_RANK": "a"}, "LOCAL_RANK=a is set in the environment and is no number"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "set LOCAL_RANK, or LOCAL_WORLD_SIZE"),
     ],
 )
 def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ranks_from(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, 1),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, 1),
+        ({"RANK": "5", "WORLD_SIZE": "8", "SLURM_LOCALID": "2"}, 2),
+        ({"RANK": "5", "WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3),
+        ({key: value for key, value in SRUN.items() if key != "SLURM_LOCALID"}, 1),
+    ],
+)
+def test_local_rank_follows_from_other_variables(environ: dict[str, str], expected: int) -> None:
+    assert ranks_from(environ).local_rank == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, 1, "WORLD_SIZE=2"),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, 1, "SLURM_NTASKS=8"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 1, "OMPI_COMM_WORLD_SIZE=4"),
+        ({"WORLD_SIZE": "2"}, 2, None),
+        ({"WORLD_SIZE": "1"}, 4, None),
+        (TORCHRUN, 4, None),
+        (SRUN, 8, None),
+        ({}, 1, None),
+    ],
+)
+def test_unused_number_of_processes_is_reported(environ: dict[str, str], ranks: int, named: str | None) -> None:
+    line = unused_world_size(environ, ranks)
+    assert (line is None) == (named is None)
+    assert named is None or (line or "").startswith(f"{named} is set in the environment")
+
+
+def test_the_end_of_a_job_that_is_over_is_ignored() -> None:
+    assert job_end({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1000000000"}) is None
 
 
 def test_ranks_meet_where_the_launcher_says() -> None:
@@ -141,7 +182,7 @@ def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> No
 
 
 def test_ranks_without_a_meeting_point_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="MASTER_ADDR and MASTER_PORT not set"):
+    with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not set"):
         meeting_point(TORCHRUN)
 
 

@@ -7,10 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.commands import PATH_KEYS, last_value, quote_for_shell, typed_path
+from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.places import PLACES, TEXTS, absolute_place, escape_interpolations, make_absolute
 
 SWEEP_FLAGS = ("-m", "--multirun")
+SWEEP_MODE = "hydra.mode=MULTIRUN"
+HYDRAS_OF_RUNS = ("hydra.searchpath", "hydra.callbacks", "hydra.job.env_")
+HYDRAS_OF_SWEEPS = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.job.", "hydra.mode")
+"""Keys of Hydra's that have an effect, by how they begin; sweepers are `hydra.sweeper`."""
 FOLDER_FLAGS = ("--config-dir", "-cd")
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
@@ -36,6 +42,8 @@ def arguments(typed: Sequence[str]) -> list[str]:
     typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
     such as `{question}`."""
     kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
+    resumed = last_value(kept, "resume") not in (None, "never", "auto", "must")  # it may be a sweep
+    sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*kept})
     flags = [text for text in kept if not is_override(text)]
     overrides: list[str] = []
     for text in (text for text in kept if is_override(text)):
@@ -48,12 +56,43 @@ def arguments(typed: Sequence[str]) -> list[str]:
             )
         if key in NOT_HYDRAS:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+        _check_has_effect(text, key, sweeps=sweeps)
         if re.fullmatch(OPEN, key):
             text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
+        if sweeps and overrides[-1] != text and "," in _outside_quotes(text.partition("=")[2]):
+            _check_one_value(text)
     return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
+
+
+def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:
+    """Raise `ConfigError` for a key of Hydra's that changes nothing here."""
+    if not key.startswith(("hydra.", "hydra/")) or key.startswith(HYDRAS_OF_RUNS):
+        return
+    if key.startswith(HYDRAS_OF_SWEEPS):
+        if not sweeps:
+            raise ConfigError(text, "has an effect on sweeps only", "add -m, or leave it out")
+        return
+    raise ConfigError(text, "is Hydra's, and has no effect in this program", "leave it out")
+
+
+def _check_one_value(text: str) -> None:
+    """Raise `ConfigError` for a value of a sweep that Hydra cannot read and that has commas: one value, or several?"""
+    key, _, value = text.partition("=")
+    parts = ",".join(f'"{part.strip()}"' for part in value.split(","))
+    if "'" not in value and '"' not in value and not value.startswith(("[", "{")):
+        raise ConfigError(
+            text,
+            "has commas, and -m leaves open whether it is one value or several",
+            f"quote each value: {quote_for_shell(f'{key}={parts}')}, "
+            f"or all as one: {quote_for_shell(f'{key}={_literal(value)}')}",
+        )
+
+
+def _outside_quotes(value: str) -> str:
+    return re.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\[[^\]]*\]|\([^)]*\)""", "", value)
 
 
 def _with_kind(text: str) -> str:
@@ -75,6 +114,8 @@ def quoted(text: str) -> str:
         return text
     parser = OverridesParser.create()
     key, _, value = text.partition("=")
+    if key in PATH_KEYS:
+        return text  # the commands read these themselves
     if re.fullmatch(rf"\+*{re.escape(AGENTS)}(\.\w+)?", key):
         return text  # what is wrong with them is told when they are read
     for attempt in (text, f"{key}={_literal(value)}"):
@@ -128,11 +169,6 @@ def _listed(text: str) -> list[str] | None:
     return [str(part) for part in parsed] if isinstance(parsed, list) else None
 
 
-def _literal(value: str) -> str:
-    """In quotes. Backslashes are themselves, except before a quote, the closing one included."""
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
-
-
 def _folders(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without folders of one's own, and these, in full."""
     rest: list[str] = []
@@ -157,7 +193,7 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
 
     key, _, value = text.partition("=")
     group = key.lstrip("+")
-    parts = [part.strip().strip("'\"") for part in value.split(",")]
+    parts = [str(typed_path(value))] if typed_path(value).is_file() else _option_parts(value)
     if not any(part.endswith(YAML_FILES) for part in parts) or not (config_dir() / group).is_dir():
         return text, []
     names, files = [], []
@@ -177,6 +213,11 @@ def _options_by_file(text: str) -> tuple[str, list[str]]:
         below = file.parent.name == group and file.suffix == ".yaml"
         files.append(entry(file.parent.parent) if below else entry(file, group))
     return f"{key}={','.join(names)}", files
+
+
+def _option_parts(value: str) -> list[str]:
+    """The options of a list such as `a,b`, as a sweep has them."""
+    return [part.strip().strip("'\"") for part in value.split(",")]
 
 
 def _with_agents(overrides: list[str]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.configured import model_config, own_keys, refuse_mistyped, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
+from ippo_cli.config.commands import typed_path
+from ippo_cli.training.output import announce
 
 OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
 GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made
@@ -38,10 +39,11 @@ def _chat(argv: list[str]) -> None:
     if not seed.isdigit():
         raise ConfigError(f"seed={seed}", "is no number from 0 on", "use seed=0")
     if own.get("run"):
-        folder = Path(own["run"]).expanduser().absolute()
+        folder = typed_path(own["run"]).absolute()
         config = run_config(folder, own["run"], overrides, data=False)
     else:
         config = model_config(own["model"], [*PLAIN, *overrides], data=False)
+    announce("ippo-chat: loading libraries and weights")
     from ippo_cli.config.teams import holders
     from ippo_cli.evaluation.chat import Talk, chat, typed_lines
     from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of

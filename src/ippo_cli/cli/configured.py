@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ippo_cli.config.commands import hydra_override, typed_path
 
 SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys on which it depends which of the training rows are held out."""
@@ -60,12 +63,15 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
     """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
     from ippo_cli.cli.resume import refuse_changed, saved_overrides
     from ippo_cli.config.errors import ResumeError
+    from ippo_cli.training.input_files import changed_inputs, input_files
 
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
     saved = saved_overrides(folder)
     config = composed([*saved, *overrides], overrides, of_model=False, data=data)
     refuse_changed(folder, saved, overrides)
+    for line in changed_inputs(folder, input_files(config), ("task.", "reward.")):
+        print(f"warning: {line}", file=sys.stderr, flush=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}
     if "task.eval_size" in typed:
         _refuse_trained_examples(config, folder)
@@ -82,9 +88,8 @@ def model_config(model: str, overrides: list[str], *, data: bool = True) -> Conf
 
 def chosen(model: str) -> list[str]:
     """The overrides that `model=` stands for."""
-    from ippo_cli.cli.arguments import arguments
-
-    return ["actor=full", *arguments([f"actor.model={model}"])]
+    path = typed_path(model)
+    return ["actor=full", hydra_override("actor.model", str(path.absolute()) if path.exists() else model)]
 
 
 def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:

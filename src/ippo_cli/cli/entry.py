@@ -8,7 +8,9 @@ from typing import NoReturn
 
 from ippo_cli import __version__
 from ippo_cli.cli.help import asks_for_help, asks_for_version
+from ippo_cli.config.errors import READER_GONE
 from ippo_cli.training.garbage import collect_seldom
+from ippo_cli.training.output import ReaderGone, announce, flush_output, watch_readers
 
 
 def run_command(
@@ -24,13 +26,23 @@ def run_command(
     `own`: keys of the command's that are no run's. One that `needs_arguments` shows its help without any.
     """
     argv = sys.argv[1:]
+    watch_readers()
     if asks_for_help(argv) or (needs_arguments and not argv):
-        print(help_text, end="")
-        sys.exit(0)
+        _answer(help_text)
     if asks_for_version(argv):
-        print(f"{name} {__version__}")
-        sys.exit(0)
+        _answer(f"{name} {__version__}\n")
+    if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
+        announce(f"{name}: reading the configuration", terminal_only=True)
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 
     leave(guarded(lambda: command(argv), [text for text in argv if text.partition("=")[0] not in own]))
+
+
+def _answer(text: str) -> NoReturn:
+    try:
+        print(text, end="")
+        flush_output()
+    except ReaderGone:
+        sys.exit(READER_GONE)
+    sys.exit(0)

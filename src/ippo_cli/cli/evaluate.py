@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 from ippo_cli.cli.configured import chosen, model_config, names, own_keys, refuse_mistyped, run_config
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
+from ippo_cli.config.commands import shell_command, typed_path, typed_paths
+from ippo_cli.training.output import announce, outlive_readers
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -52,6 +54,12 @@ def _evaluate(argv: list[str]) -> None:
         _evaluate_model(own["model"], overrides)
 
 
+def _begin() -> None:
+    """From here on all keys are right, and the result is written to files as well."""
+    outlive_readers("the evaluation")
+    announce("ippo-eval: loading libraries and weights")
+
+
 def _wants_cross_play(own: dict[str, str]) -> bool:
     """Whether pairings are to be scored. Raises `ConfigError` for what means nothing with it, or without it."""
     from ippo_cli.config.errors import ConfigError
@@ -73,7 +81,9 @@ def _wants_cross_play(own: dict[str, str]) -> bool:
         raise ConfigError(
             f"checkpoints={own['checkpoints']}", "is a list for crossplay=true", "add that, or use checkpoint="
         )
-    if wanted == "false" and len(names(own.get("run", ""))) > 1:
+    if "run" in own and own["run"] and not typed_paths(own["run"]):
+        raise ConfigError(f"run={own['run']}", "names no run", "give a run's folder, run=outputs/NAME/DATE-ID")
+    if wanted == "false" and len(typed_paths(own.get("run", ""))) > 1:
         raise ConfigError(f"run={own['run']}", "names several runs", "add crossplay=true, or give one")
     return wanted == "true"
 
@@ -86,11 +96,12 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     if not checkpoints or ("all" in checkpoints and len(checkpoints) > 1):
         rule = "names nothing" if not checkpoints else "names all, and others beside"
         raise ConfigError(f"checkpoints={own['checkpoints']}", rule, "use all, or a list such as [initial,best,40]")
-    runs = {Path(name).absolute(): name for name in names(own["run"])}
+    runs = {Path(name).absolute(): name for name in typed_paths(own["run"])}
     configs = {folder: run_config(folder, name, overrides) for folder, name in runs.items()}
     first, *others = runs
     for folder in others:
         refuse_unlike(runs[first], configs[first], runs[folder], configs[folder])
+    _begin()
     from ippo_cli.evaluation.crossplay import cross_play
 
     cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
@@ -112,18 +123,20 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
     from ippo_cli.config.teams import holders
 
     wanted, model = own["compare"], own.get("model")
-    folder = Path(wanted).expanduser().absolute()
+    folder = typed_path(wanted).absolute()
     is_run, is_checkpoint = (folder / "config.yaml").is_file(), bool(CHECKPOINT.fullmatch(wanted))
     if model and (is_run or (is_checkpoint and not folder.exists())):
-        works = f"turn them round: run={wanted} compare={model}" if is_run else "give another model"
+        turned = shell_command("ippo-eval", ("run", wanted), ("compare", model))
+        works = f"turn them round: {turned}" if is_run else "give another model"
         raise ConfigError(f"compare={wanted}", "is a run's, and is compared with a model on the run's task", works)
     if "compare_checkpoint" in own and not is_run:
         raise ConfigError(f"compare_checkpoint={own['compare_checkpoint']}", "names weights of a run", "leave it out")
     if model:
         config = model_config(model, overrides)
+        _refuse_no_task(model, overrides)
         root = Path(config.output_dir)
     else:
-        (name,) = names(own["run"])
+        (name,) = typed_paths(own["run"])
         root = Path(name).absolute()
         config = run_config(root, name, overrides)
     other = config
@@ -134,6 +147,7 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
         from ippo_cli.cli.hub import settle_names
 
         settle_names([("compare", wanted)])
+    _begin()
     from ippo_cli.evaluation.compare import compare
     from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of, one_model
 
@@ -158,16 +172,29 @@ def _shown(typed: str, name: str) -> str:
 
 
 def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
-    (name,) = names(run)
+    (name,) = typed_paths(run)
     folder = Path(name).absolute()
     config = run_config(folder, name, overrides)
+    _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_run
 
     evaluate_run(config, folder, checkpoint, overrides)
 
 
+def _refuse_no_task(model: str, overrides: list[str]) -> None:
+    """Raise `ConfigError` where a model would be scored on the embedded job's task without being asked to."""
+    from ippo_cli.config.errors import ConfigError
+
+    if not any(text.lstrip("+").startswith(("task=", "experiment=")) for text in overrides):
+        raise ConfigError(
+            f"model={model}", "needs a task to be scored on", "add task=gsm8k, task=FILE.yaml or task=sorting_solo"
+        )
+
+
 def _evaluate_model(model: str, overrides: list[str]) -> None:
     config = model_config(model, overrides)
+    _refuse_no_task(model, overrides)
+    _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_model
 
     evaluate_model(config, [*chosen(model)[1:], *overrides])

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.errors import (
     INTERRUPTED,
+    READER_GONE,
     UNEXPECTED,
     ConfigError,
     IppoError,
@@ -26,11 +27,13 @@ from ippo_cli.config.errors import (
     storage_failure,
 )
 from ippo_cli.config.secrets import redacted
+from ippo_cli.training.output import ReaderGone, flush_output
 
 MAX_LINES = 12
 WIDTH = 110
-COMMAND = re.compile(r"ippo-\w+(?: -m| [\w.+~/-]+=[^\s;,]+)+|python -c '[^']*'")
-NO_BREAK = "\N{NO-BREAK SPACE}"
+WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
+COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){WORD})+|python -c '[^']*'")
+NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
 
 
 def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
@@ -41,6 +44,15 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
+    try:
+        code = _run(command, argv)
+        flush_output()
+    except ReaderGone:
+        return READER_GONE
+    return code
+
+
+def _run(command: Callable[[], None], argv: Sequence[str]) -> int:
     try:
         command()
     except ConfigError as error:
@@ -85,9 +97,8 @@ def leave(code: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # how it ended is known
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the disk that they go to may be full
-            stream.flush()
+    with suppress(ReaderGone):
+        flush_output()
     os._exit(code)
 
 
@@ -100,9 +111,12 @@ def block(message: str) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """The line in parts of a terminal's width; a command to be copied stays whole where it fits into one."""
+    """The line in parts of a terminal's width; a command to be copied stays whole, however long it is."""
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
-    return [part.replace(NO_BREAK, " ") for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False)]
+    parts: list[str] = []
+    for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False, break_long_words=False):
+        parts += [part] if NO_BREAK in part else textwrap.wrap(part, WIDTH, break_on_hyphens=False)
+    return [part.replace(NO_BREAK, " ") for part in parts]
 
 
 def _place(error: ConfigError, argv: Sequence[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
+from ippo_cli.config.commands import typed_path
 from ippo_cli.config.secrets import kept, redacted
+from ippo_cli.training.output import announce, outlive_readers
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic")
 
@@ -31,8 +32,10 @@ def _export(argv: list[str]) -> None:
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
     if (dtype := own.get("dtype")) not in (None, "fp32", "bf16"):
         raise ConfigError(f"dtype={dtype}", "is not known", "use fp32, which keeps all of an adapter, or bf16")
-    folder, to = Path(own["run"]).expanduser().absolute(), Path(own["to"]).expanduser().absolute()
+    folder, to = typed_path(own["run"]).absolute(), typed_path(own["to"]).absolute()
     config = run_config(folder, own["run"], [], data=False)
+    outlive_readers("the export")
+    announce("ippo-export: loading libraries and weights")
     from ippo_cli.config.schema import Dtype
     from ippo_cli.evaluation.export import Wanted, export
 

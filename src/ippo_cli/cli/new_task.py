@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError
 
 FLAG = "--new-task"
@@ -64,7 +64,7 @@ def new_task(typed: Sequence[str]) -> str | None:
         _write(file, TEMPLATE.format(**{part: _yaml_text(str(path.absolute())) for part, path in rows.items()}))
     except OSError as error:
         raise ConfigError(f"{FLAG} {name}", f"cannot be written ({error.strerror})", "give another place") from error
-    command = f"ippo-train task={shlex.quote(str(file))}"
+    command = shell_command("ippo-train", ("task", str(file)))
     return f"written: {' '.join(map(str, (file, *rows.values())))}\ntry it with:\n  {command}\n"
 
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ippo_cli.engine.launchers import STARTED_BY
 from ippo_cli.training.garbage import collect_seldom
+from ippo_cli.training.output import outlive_readers
 
 PR_SET_PDEATHSIG = 1
 
@@ -18,6 +19,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> NoReturn:
     """Train with the configuration that the folder holds."""
     leave_with_parent(started_by())
+    outlive_readers()
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave
 

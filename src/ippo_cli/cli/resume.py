@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ippo_cli.cli.arguments import with_one_search_path
+from ippo_cli.config.commands import last_value, typed_path
 from ippo_cli.config.earlier import completed
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.load import compose_node, leaves, resolve, typed, written
@@ -62,11 +63,11 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
 
     A resumed run starts from its saved overrides; those typed now come after them and win.
     """
-    wanted = [text.partition("=")[2] for text in argv if text.startswith("resume=")]
-    if not wanted or wanted[-1] == "never":
+    wanted = last_value(argv, "resume")
+    if wanted in (None, "never"):
         return list(argv), None
     typed_now = [text for text in argv if not text.startswith("resume=")]
-    folder = _find(wanted[-1], typed_now)
+    folder = _find(wanted, typed_now)
     if folder is None:
         return typed_now, None
     saved = saved_overrides(folder)
@@ -87,7 +88,7 @@ def refuse_drift(folder: Path, now: Mapping[str, object]) -> None:
 
 def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted not in ("auto", "must"):
-        folder = Path(wanted).absolute()
+        folder = typed_path(wanted).absolute()
         if not (folder / "config.yaml").is_file():
             raise ResumeError(f"resume={wanted}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
         if in_use(folder):
@@ -108,7 +109,30 @@ def _find(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted == "must":
         whose = "of this configuration" if job is None else f"that job {job} began with these overrides"
         raise ResumeError(f"resume=must: no unfinished run {whose} below {root}; use resume=auto")
+    if ranks_from(os.environ).rank == 0:
+        print(_why_new(root, job), flush=True)
     return None
+
+
+def _why_new(root: Path, job: str | None) -> str:
+    """Why `resume=auto` begins a new run."""
+    whose = "of this configuration" if job is None else f"that job {job} began with these overrides"
+    newest = next(iter(run_folders(root)), None)
+    seen = "" if newest is None else f" (the newest run there, {newest.name}, {_why_not(newest)})"
+    return f"resume=auto: no unfinished run {whose} below {from_here(root.absolute())}{seen}; a new run begins"
+
+
+def _why_not(folder: Path) -> str:
+    """Why a run is not the one to go on with."""
+    try:
+        state = read_state(folder)
+    except ResumeError:
+        return "cannot be read"
+    if state == "done":
+        return "is done"
+    if in_use(folder):
+        return "is in use by another process"
+    return "differs" if _saved(folder) else "has no checkpoint"
 
 
 def _wanted(folder: Path, now: Mapping[str, object], overrides: Sequence[str], job: str | None) -> bool:

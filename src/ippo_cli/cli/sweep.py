@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.arguments import SWEEP_FLAGS
+from ippo_cli.cli.arguments import SWEEP_FLAGS, SWEEP_MODE
 from ippo_cli.cli.diagnose import diagnose
 from ippo_cli.cli.sweeps import folder as sweep_folder
 from ippo_cli.cli.sweeps.folder import LEAVING, Row, rows_of
@@ -41,6 +42,7 @@ from ippo_cli.cli.sweeps.outcome import SweepRefused, close, refusal
 from ippo_cli.cli.sweeps.search import Listed, Search, run_search, taken_up
 from ippo_cli.cli.sweeps.signals import SignalForwarding
 from ippo_cli.config.checks import check
+from ippo_cli.config.commands import last_value, typed_path
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.load import config_dir, register_schemas, resolve, typed, typed_sweep
@@ -50,8 +52,10 @@ from ippo_cli.config.sweeps import check_job_of, check_sweep
 from ippo_cli.config.trackers import refuse_missing_package
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.training.folder import from_here, in_use, lock
+from ippo_cli.training.output import outlive_readers
 
-FLAGS = (*SWEEP_FLAGS, "hydra.mode=MULTIRUN")
+FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
+SILENCE_S = 3.0  # between two lines while jobs are checked
 GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
 LOCAL = ("basic", "joblib", "submitit_local")
@@ -83,7 +87,7 @@ def sweep(argv: Sequence[str]) -> None:
             f"starts ranks of its own, and this process is one of {ranks} already",
             "start it alone, with launch.processes=N for N ranks per job",
         )
-    wanted = ([text.partition("=")[2] for text in argv if text.startswith("resume=")] or ["never"])[-1]
+    wanted = last_value(argv, "resume") or "never"
     typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
     if saved is not None:
@@ -98,8 +102,9 @@ def sweep(argv: Sequence[str]) -> None:
 
 def _resumed_folder(argv: Sequence[str]) -> Path | None:
     """The folder of the sweep that `resume=` names, if it names one."""
-    places = [Path(text.partition("=")[2]) for text in argv if text.startswith("resume=")]
-    return places[-1].absolute() if places and (places[-1] / sweep_folder.FILE).is_file() else None
+    wanted = last_value(argv, "resume")
+    folder = None if wanted is None else typed_path(wanted).absolute()
+    return folder if folder is not None and (folder / sweep_folder.FILE).is_file() else None
 
 
 def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
@@ -241,7 +246,11 @@ class _Sweeping:
         jobs: list[Job] = []
         refused: dict[int, IppoError] = {}
         done: list[Row] = []
+        said_at = time.monotonic()
         for row in rows:
+            if time.monotonic() - said_at > SILENCE_S:
+                said_at = time.monotonic()
+                print(f"ippo-train: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
             if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
                 sweep_folder.end(row, "done", 0, None)
                 sweep_folder.note_run(row, self.resumed / row.folder)
@@ -262,6 +271,7 @@ class _Sweeping:
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
+            print("ippo-train: loading data and planning each configuration", flush=True)
             refused = _planned(jobs)
         if refused:
             raise refusal(rows, refused)
@@ -288,6 +298,9 @@ class _Sweeping:
             sweep_folder.end(row, "waiting", None, None)
         return Job(row, plain, config)
 
+    def _is_basic(self) -> bool:
+        return str(self.master.hydra.runtime.choices["hydra/launcher"]) == "basic"
+
     def _is_local(self) -> bool:
         return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL
 
@@ -298,6 +311,9 @@ class _Sweeping:
 
         rows = [job.row for job in jobs]
         own = sweep_folder.swept(rows)
+        if not self._is_basic():
+            launcher = self.master.hydra.runtime.choices["hydra/launcher"]
+            print(f"planned for this machine, and not for those of hydra/launcher={launcher}: see plan=", flush=True)
         refused: dict[int, IppoError] = {}
         for job in jobs:
             print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
@@ -310,6 +326,7 @@ class _Sweeping:
 
     def _run(self, folder: Path, rows: Sequence[Row], total: int | None, work: Callable[[Sweep], None]) -> None:
         """Do the work of a sweep with these rows; then show the table and say how it ended."""
+        outlive_readers()
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
         error: str | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
+from ippo_cli.training.output import outlive_readers
 
 if TYPE_CHECKING:
     from ippo_cli.cli.sweeps.summary import Configuration, Job, Mean, Summary
@@ -32,6 +33,7 @@ def report(argv: Sequence[str]) -> None:
     from ippo_cli.training.folder import from_here, write_atomically
 
     folder, to = _places(argv)
+    outlive_readers("the report")
     summary = summarized(folder)
     print(table(summary), flush=True)
     with storing(str(to)):
@@ -68,7 +70,7 @@ def table(summary: Summary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
     from ippo_cli.cli.sweeps.folder import aligned
     from ippo_cli.cli.sweeps.summary import counted
-    from ippo_cli.training.folder import from_here
+    from ippo_cli.training.folder import resume_command
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
     head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
@@ -96,7 +98,7 @@ def table(summary: Summary) -> str:
         which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
         lines.append(f"{which} gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on")
     if summary.command is not None and summary.left and (missing or not summary.going_on):
-        lines.append(f"go on with what is missing: ippo-train -m resume={from_here(summary.folder)}")
+        lines.append(f"go on with what is missing: {resume_command(summary.folder, sweep=True)}")
     return "\n".join(lines)
 
 

@@ -103,17 +103,22 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.sweeps import refuse_alone
     from ippo_cli.config.text import cut
-    from ippo_cli.engine.launchers import external_world_size, ranks_from
+    from ippo_cli.engine.launchers import external_world_size, ranks_from, unused_world_size
     from ippo_cli.training.faults import arm, fault_point
     from ippo_cli.training.folder import (
         START_LOCK,
         all_checkpoints,
+        check_metrics,
         lock,
+        refuse_fewer_iterations,
         refuse_other_world_size,
         reserve_folder,
         start_files,
+        warn,
     )
+    from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
     from ippo_cli.training.launch import run_node, run_ranks
+    from ippo_cli.training.output import announce, outlive_readers
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
@@ -126,11 +131,16 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     arm(config.debug_faults, ranks_from(os.environ).rank)
     fault_point("compose")
     settle_hub(config)
+    if (unused := unused_world_size(os.environ, world_size(config, outside))) is not None:
+        warn(unused)
+    if config.mode is Mode.plan or folder is None:
+        announce("ippo-train: the configuration is valid; loading libraries and data")
     if config.mode is Mode.plan:
         from ippo_cli.training.planning.plan import show_plan
 
         show_plan(config)
         return
+    outlive_readers()
     if outside is None and config.launch.nodes > 1:
         run_node(arguments, config.launch.processes, config.launch.nodes)
         return
@@ -141,17 +151,26 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         refuse_untrainable(config, outside or config.launch.processes)
 
     held = ExitStack()
+    inputs = input_files(config)
 
     def start(where: Path) -> None:
         if resumed:
             held.enter_context(lock(where, name=START_LOCK))
         for change in changes(where, dict(leaves(plain))) if resumed else ():
             print(cut(" ".join(change.splitlines())), flush=True)
+        for line in changed_inputs(where, inputs) if resumed else ():
+            warn(line)
         start_files(where, to_yaml(plain), overrides, sys.argv, resumed=resumed)
+        record_inputs(where, inputs, resumed=resumed)
         print(_first_line(config, where, outside or config.launch.processes), flush=True)
 
-    if folder is not None and not config.checkpoint.reshard:
-        refuse_other_world_size(all_checkpoints(folder / "checkpoints")[-1], outside or config.launch.processes)
+    if folder is not None:
+        newest = all_checkpoints(folder / "checkpoints")[-1]
+        ends = [number for number in (config.stop_after, config.num_iterations) if number is not None]
+        refuse_fewer_iterations(newest, config, min(ends, default=sys.maxsize))
+        check_metrics(newest)
+        if not config.checkpoint.reshard:
+            refuse_other_world_size(newest, outside or config.launch.processes)
     with held:
         if outside is not None:
             from ippo_cli.training.process import run_training
@@ -199,12 +218,38 @@ def _asked_for_job_config(argv: Sequence[str]) -> str | None:
     """The text for `--cfg job`: the composition without the leaves that no agent overrides."""
     from hydra._internal.utils import get_args_parser
 
+    from ippo_cli.cli.resume import saved_overrides
+    from ippo_cli.config.commands import last_value, typed_path
     from ippo_cli.config.load import compose_node, shown
 
     arguments = get_args_parser().parse_args(list(argv))
-    if arguments.cfg != "job" or arguments.package or arguments.multirun:
+    if arguments.cfg != "job" or arguments.package:
         return None
-    return shown(compose_node(arguments.overrides), resolve=arguments.resolve)
+    overrides = [text for text in arguments.overrides if not text.startswith("resume=")]
+    if arguments.multirun:
+        return _configs_of_jobs(overrides, resolve=arguments.resolve)
+    if (wanted := last_value(arguments.overrides, "resume")) not in (None, "never", "auto", "must"):
+        overrides = [*saved_overrides(typed_path(wanted)), *overrides]
+    return shown(compose_node(overrides), resolve=arguments.resolve)
+
+
+def _configs_of_jobs(overrides: Sequence[str], *, resolve: bool) -> str:
+    """One YAML document for each job of a grid, after a line that names what it sweeps over."""
+    from ippo_cli.cli.diagnose import groups
+    from ippo_cli.cli.sweeps.grid import expanded
+    from ippo_cli.config.load import compose_node, shown
+    from ippo_cli.config.searchpath import SEARCH_PATH
+
+    swept = [text for text in overrides if not text.lstrip("+~").startswith(("hydra/", "hydra.", "sweep=", "sweep."))]
+    of_paths = [text for text in overrides if text.startswith(SEARCH_PATH)]
+    jobs = expanded(swept, lambda group: groups(of_paths).get(group, []))
+    shared = {text for text in jobs[0] if all(text in job for job in jobs)} if len(jobs) > 1 else set()
+    documents = []
+    for number, job in enumerate(jobs, start=1):
+        own = " ".join(text for text in job if text not in shared)
+        config = shown(compose_node([*of_paths, *job]), resolve=resolve)
+        documents.append(f"# job {number} of {len(jobs)}: {own}\n{config}")
+    return "---\n".join(documents)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ippo_cli.config.applicability import check_algorithm
 from ippo_cli.config.arithmetic import divisors
-from ippo_cli.config.constraints import Constraint, constraints
+from ippo_cli.config.constraints import constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import ConfigError
@@ -72,13 +72,15 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
         check_references(config)
 
 
-def constrained_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Constraint | None]]:
-    """Dotted name, value and constraint of every leaf."""
-    known = constraints(type(node)) if is_dataclass(node) else {}
+def constrained_leaves(
+    node: Any, prefix: str = "", of_fields: Callable[[type[Any]], Mapping[str, Any]] = constraints
+) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, value and constraint of every leaf, or what else `of_fields` gives for its field."""
+    known = of_fields(type(node)) if is_dataclass(node) else {}
     parts = node if isinstance(node, dict) else {leaf.name: getattr(node, leaf.name) for leaf in fields(node)}
     for name, value in parts.items():
         if is_dataclass(value) or isinstance(value, dict):
-            yield from constrained_leaves(value, f"{prefix}{name}.")
+            yield from constrained_leaves(value, f"{prefix}{name}.", of_fields)
         else:
             yield f"{prefix}{name}", value, known.get(name)
 

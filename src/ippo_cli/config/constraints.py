@@ -46,6 +46,20 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Usual:
+    """The interval of values that users mean; others are allowed, with a warning. 0 switches something off."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+    def warning(self, value: Any) -> str | None:
+        """How the value differs from usual ones; None where it does not."""
+        if not isinstance(value, int | float) or value == 0 or self.low <= abs(value) <= self.high:
+            return None
+        return f"usual values are {f'at most {self.high:g}' if abs(value) > self.high else f'at least {self.low:g}'}"
+
+
+@dataclass(frozen=True)
 class OneOf:
     """Texts that are known; where code has a member for each, an enumeration is better."""
 
@@ -74,6 +88,18 @@ NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0.0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0.0)]
 UnitFloat = Annotated[float, Range(0.0, 1.0)]
+LearningRate = Annotated[float, Range(0.0, 1.0), Usual(1e-9, 0.03)]
+PositiveLearningRate = Annotated[float, Range(0.0, 1.0, open_low=True), Usual(1e-9, 0.1)]
+Coefficient = Annotated[float, Range(0.0), Usual(high=10.0)]
+WeightDecay = Annotated[float, Range(0.0), Usual(high=1.0)]
+Epsilon = Annotated[float, Range(0.0, open_low=True), Usual(high=1e-2)]
+GradNorm = Annotated[float, Range(0.0), Usual(1e-3, 1e4)]
+Temperature = Annotated[float, Range(0.0, open_low=True), Usual(0.05, 5.0)]
+RepetitionPenalty = Annotated[float, Range(0.0, open_low=True), Usual(0.2, 5.0)]
+LoraAlpha = Annotated[float, Range(0.0, open_low=True), Usual(high=2048.0)]
+ClipRange = Annotated[float, Range(0.0, open_low=True), Usual(1e-6, 10.0)]
+KlLimit = Annotated[float, Range(0.0, open_low=True), Usual(high=100.0)]
+EntropyCoefficient = Annotated[float, Usual(high=1.0)]
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 Name = Annotated[str, NotEmpty()]
 
@@ -85,8 +111,19 @@ def constraints(cls: type[Any]) -> dict[str, Constraint]:
     return {name: constraint for name, constraint in by_field.items() if constraint is not None}
 
 
+@cache
+def usual_values(cls: type[Any]) -> dict[str, Usual]:
+    """The usual values of each field of a schema class that has some."""
+    hints = get_type_hints(cls, include_extras=True).items()
+    return {name: usual for name, hint in hints for usual in _metadata(hint) if isinstance(usual, Usual)}
+
+
 def constraint_of(hint: Any) -> Constraint | None:
     """What is written with a type, or with the type beside `None`."""
+    return next((part for part in _metadata(hint) if not isinstance(part, Usual)), None)
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Annotated:
-        return hint.__metadata__[0]
-    return next((found for part in get_args(hint) if (found := constraint_of(part)) is not None), None)
+        return hint.__metadata__
+    return next((found for part in get_args(hint) if (found := _metadata(part))), ())

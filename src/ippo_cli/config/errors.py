@@ -85,6 +85,7 @@ class PreemptionRequested(BaseException):
 
 
 INTERRUPTED = 130  # Ctrl-C
+READER_GONE = 141  # what a shell says of SIGPIPE: the output of a command that only prints is read no more
 HUNG = 11  # ended by its watchdog
 UNEXPECTED = 1
 

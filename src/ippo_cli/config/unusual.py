@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.checks import constrained_leaves
+from ippo_cli.config.constraints import usual_values
 from ippo_cli.config.data import has_splits
 from ippo_cli.config.own_code import is_function_of_file
 from ippo_cli.config.rewards import rewards_of
@@ -40,6 +43,7 @@ class Settings:
     config: Config
     plan: Arithmetic
     train_rows: int
+    held_out_rows: int | None = None
     dry_failure: str = ""  # what the user's code raised where placeholders stood for answers
     newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
 
@@ -260,10 +264,45 @@ def is_constant(template: str) -> bool:
     return all(field is None for _, field, _, _ in string.Formatter().parse(template))
 
 
+def _sizes(settings: Settings) -> str | None:
+    """Sizes that ask for more rows than there are."""
+    task, held_out = settings.config.task, settings.held_out_rows
+    if (line := more_than_held_out(settings.config, held_out)) is not None:
+        return line
+    if isinstance(task, JsonlConfig):
+        for key, there in (("train_size", settings.train_rows), ("eval_size", held_out)):
+            size = getattr(task, key)
+            if size is not None and there is not None and size > there:
+                return f"task.{key}={size} is more than the {there} rows there are: all of them are used"
+    return None
+
+
+def more_than_held_out(config: Config, held_out: int | None) -> str | None:
+    """A line about `evaluation.size` where it is more than the rows that are held out."""
+    size = config.evaluation.size
+    if size is None or held_out is None or size <= held_out:
+        return None
+    return f"evaluation.size={size} is more than the {held_out} held-out rows: all of them are used"
+
+
+def _magnitudes(settings: Settings) -> str | None:
+    """Numbers far from what their fields usually hold: a slip of the key, or another library's unit."""
+    found: dict[str, str] = {}
+    leaves = constrained_leaves(settings.config, of_fields=usual_values)
+    for key, value, usual in sorted(leaves, key=lambda leaf: leaf[0].startswith("task.agents.")):
+        if usual is not None and (why := usual.warning(value)) is not None:
+            short = re.sub(r"^task\.agents\.\w+\.", "", key)  # agents repeat what their group says
+            if found.get(short) != f"{value:g}; {why}":
+                found[key] = f"{value:g}; {why}"
+    return None if not found else " and ".join(f"{key}={text}" for key, text in list(found.items())[:2])
+
+
 RULES: dict[str, Callable[[Settings], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
     "rounded_merge": _rounded_merge,
+    "magnitudes": _magnitudes,
+    "sizes": _sizes,
     "few_prompts": _few_prompts,
     "passes": _passes,
     "warmups": _warmups,

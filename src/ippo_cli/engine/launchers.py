@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from ippo_cli.config.errors import ConfigError
 LISTENING = "IPPO_LISTENING"  # the socket, by its number, that whoever started rank 0 has opened for it
 STARTED_BY = "IPPO_STARTED_BY"  # the process that started a rank of its own
 NODE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,22 @@ class Ranks:
 def external_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """How many ranks torchrun, the deepspeed launcher or srun started this process among; None if none of them did."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["WORLD_SIZE"])
+        return _number(environ, "WORLD_SIZE")
     return _srun_tasks(environ)
+
+
+def unused_world_size(environ: Mapping[str, str], ranks: int) -> str | None:
+    """A line about a number of processes that the environment names, and that this run of `ranks` does not use."""
+    if "RANK" in environ or _srun_tasks(environ) is not None:
+        return None
+    for name in WORLD_SIZES:
+        text = environ.get(name, "")
+        if text.isdecimal() and int(text) not in (0, 1, ranks):
+            return (
+                f"{name}={text} is set in the environment, and no launcher has started this process as one of "
+                f"{text} ranks: this run has {ranks}; launch.processes={text} starts {text} on this machine"
+            )
+    return None
 
 
 def _srun_tasks(environ: Mapping[str, str]) -> int | None:
@@ -47,21 +64,46 @@ def ranks_from(environ: Mapping[str, str]) -> Ranks:
     """The ranks that torchrun's variables name, else those of srun, else one process alone.
 
     SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
-    single task that starts its own ranks. Raises RuntimeError for an incomplete or impossible set.
+    single task that starts its own ranks. Raises `ConfigError` for an incomplete or impossible set.
     """
     if "RANK" in environ:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        names = ("RANK", "WORLD_SIZE")
     elif _srun_tasks(environ) is not None:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     else:
         return Ranks(rank=0, world_size=1, local_rank=0)
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise RuntimeError(f"{', '.join(missing)} not set; {', '.join(names)} must be set together by the launcher")
-    rank, world_size, local_rank = (int(environ[name]) for name in names)
-    if not 0 <= rank < world_size or local_rank < 0:
-        raise RuntimeError(f"{names[0]}={rank} {names[1]}={world_size} {names[2]}={local_rank} name no possible rank")
-    return Ranks(rank=rank, world_size=world_size, local_rank=local_rank)
+    if missing := [name for name in names if name not in environ]:
+        given = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+        raise ConfigError(given, f"needs {' and '.join(missing)}", f"set {' and '.join(names)}, or unset both")
+    rank, world_size = (_number(environ, name) for name in names)
+    if rank >= world_size:
+        raise ConfigError(
+            f"{names[0]}={rank}", f"is no rank of {names[1]}={world_size}", f"use 0 to {max(world_size - 1, 0)}"
+        )
+    return Ranks(rank=rank, world_size=world_size, local_rank=_local_rank(environ, rank, world_size))
+
+
+def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
+    """The rank within the machine: as the launcher says, or where its other variables leave one possibility."""
+    for name in LOCAL_RANKS:
+        if name in environ:
+            return _number(environ, name)
+    here = local_world_size(environ)
+    if here is not None:
+        return rank % here
+    if world_size == 1 or environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):  # all on one machine
+        return rank
+    raise ConfigError(
+        f"RANK={rank} WORLD_SIZE={world_size}",
+        "leaves open which device of this machine is meant",
+        "set LOCAL_RANK, or LOCAL_WORLD_SIZE to the number of ranks per machine",
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    if not environ[name].isdecimal():
+        raise ConfigError(f"{name}={environ[name]}", "is set in the environment and is no number", "use 0, 1, 2, ...")
+    return int(environ[name])
 
 
 def node_rank(environ: Mapping[str, str], nodes: int) -> int:
@@ -80,7 +122,7 @@ def node_rank(environ: Mapping[str, str], nodes: int) -> int:
 def local_world_size(environ: Mapping[str, str]) -> int | None:
     """How many of the ranks share this process's machine; None where the launcher does not say."""
     if "RANK" in environ:
-        return int(environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in environ else None
+        return max(_number(environ, "LOCAL_WORLD_SIZE"), 1) if "LOCAL_WORLD_SIZE" in environ else None
     if _srun_tasks(environ) is None or not {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"} <= environ.keys():
         return None
     node = int(environ["SLURM_NODEID"])
@@ -108,7 +150,9 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     if "SLURM_STEP_NODELIST" not in environ:
-        raise RuntimeError("MASTER_ADDR and MASTER_PORT not set; the launcher must say where several ranks meet")
+        raise ConfigError(
+            "MASTER_ADDR and MASTER_PORT", "are not set", "the launcher must name where several ranks meet"
+        )
     step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     address = environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
     return address, int(environ.get("MASTER_PORT", 20_000 + zlib.crc32(step.encode()) % 10_000))
@@ -118,7 +162,7 @@ def first_host(nodelist: str) -> str:
     """The first machine of a SLURM node list: `gpu[004-006,9],cpu1` -> `gpu004`."""
     match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\])?([^\[,]*)", nodelist)
     if match is None:
-        raise RuntimeError(f"SLURM_STEP_NODELIST={nodelist!r} names no machine")
+        raise ConfigError(f"SLURM_STEP_NODELIST={nodelist}", "names no machine", "set MASTER_ADDR and MASTER_PORT")
     prefix, number, suffix = match.groups()
     return prefix + (number or "") + suffix
 
@@ -184,15 +228,20 @@ def queued(jobs: Sequence[str]) -> dict[str, str] | None:
 
 
 def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
-    """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit."""
+    """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit.
+
+    A moment that has passed is another job's: its variables stay in shells that outlive it, such as tmux's.
+    """
     job = slurm_job(environ)
     if job is None:
         return None
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():
-        return float(environ["SLURM_JOB_END_TIME"])
+        end = float(environ["SLURM_JOB_END_TIME"])
+        return end if end > time.time() else None
     said = _slurm("scontrol", "show", "job", job, "--oneliner") or ""
     match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)  # Unknown without a limit
-    return None if match is None else datetime.fromisoformat(match[1]).timestamp()
+    end = None if match is None else datetime.fromisoformat(match[1]).timestamp()
+    return end if end is not None and end > time.time() else None
 
 
 def _slurm(*command: str) -> str | None:

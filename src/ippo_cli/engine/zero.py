@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import glob
 import io
 import logging
 import math
@@ -267,6 +268,7 @@ class Engine(Generic[M]):
         if not self._loadable:
             raise RuntimeError("an engine that has saved cannot load (ZeRO 3 would mix up its shards); build a new one")
         with contextlib.redirect_stdout(io.StringIO()):  # here too
+            self._ds._get_all_ckpt_names = self._shard_files
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
@@ -280,6 +282,10 @@ class Engine(Generic[M]):
         shards = Shards(Path(folder) / TAG, self._names, lambda path: _read(path, mapped=True))
         restore(self.module, shards, self._ds.optimizer, self._optimizer, distributed.rank())
         self._with_own_hyperparameters()
+
+    def _shard_files(self, folder: str, tag: str) -> list[str]:
+        """What DeepSpeed globs for, in folders with brackets as well."""
+        return sorted(glob.glob(self._ds._get_ckpt_name(glob.escape(folder), tag, mp_placeholder="*")))
 
     def _with_own_hyperparameters(self) -> None:
         assert self._optimizer is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from ippo_cli.training.sample_table import harmless, how_it_ended
 from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Completion, Example
 
-EXIT, RESET = "/exit", "/reset"
+EXITS, RESET, HELP = ("/exit", "/quit", "/bye", "/q"), "/reset", "/help"
+COMMANDS = f"{RESET} begins a new conversation, {EXITS[0]} or Ctrl-D leaves, // at the start of a line sends one /"
 Ask = Callable[[str], str | None]
 """A line that is typed after a prompt; None at the end of the input."""
 Say = Callable[[str], None]
@@ -84,16 +86,20 @@ def _alone(config: Config, policy: FrozenAgent, talk: Talk, ask: Ask, say: Say) 
     template = config.task.agents[name]
     fields = [] if talk.raw else example_fields(template, f"task.agents.{name}")
     turns = 0
-    say(f"{name}: {RESET} begins anew, {EXIT} leaves")
+    say(f"{name}: {COMMANDS}")
     conversation: Conversation | None = None
     said: Completion | None = None
     while True:
         try:
             if conversation is None or said is None:
-                told = _line(ask, "you> ") if not fields else first_message(name, template, _example(fields, ask))
+                told = (
+                    _line(ask, say, "you> ")
+                    if not fields
+                    else first_message(name, template, _example(fields, ask, say))
+                )
                 (conversation,) = form.begin([told])
             else:
-                form.extend([conversation], [said], [_line(ask, "you> ")])
+                form.extend([conversation], [said], [_line(ask, say, "you> ")])
             limit = generator.context_limit(name)
             if not 0 < len(conversation.ids) < limit:
                 say(f"no room: {len(conversation.ids)} tokens, and {name} reads {limit}; begun anew")
@@ -127,12 +133,12 @@ def _team(config: Config, policies: dict[str, FrozenAgent], talk: Talk, ask: Ask
         )
     )
     environments = EnvironmentPool(task_environments(config.task), workers=1)
-    say(f"{' '.join(policies)}: {EXIT} leaves")
+    say(f"{' '.join(policies)}: {COMMANDS}")
     count = 0
     try:
         while True:
             try:
-                example = _example(fields, ask)
+                example = _example(fields, ask, say)
             except _Again:
                 continue
             batch = Batch(examples=[example], index=torch.tensor([count]))
@@ -153,32 +159,34 @@ def _generator(config: Config, policies: dict[str, FrozenAgent]) -> Generator:
     return GENERATORS[config.rollout.kind](policies, config.rollout, settings, continues=goes_on(config))
 
 
-def _example(fields: Sequence[str], ask: Ask) -> Example:
+def _example(fields: Sequence[str], ask: Ask, say: Say) -> Example:
     """A value for each field; the name of a single one is not asked with."""
     if not fields:
         raise ConfigError(
             "task.agents", "are told nothing of an example, so that there is nothing to type", "say agent="
         )
     if len(fields) == 1:
-        return {fields[0]: _line(ask, "you> ")}
+        return {fields[0]: _line(ask, say, "you> ")}
     example: dict[str, str] = {}
     for field in fields:
-        example[field] = _line(ask, f"{field}> ", lacking=field if example else "")
+        example[field] = _line(ask, say, f"{field}> ", lacking=field if example else "")
     return example
 
 
-def _line(ask: Ask, prompt: str, *, lacking: str = "") -> str:
+def _line(ask: Ask, say: Say, prompt: str, *, lacking: str = "") -> str:
     """A line that is not empty. Raises `ConfigError` where lines end and one is `lacking` to those before it."""
     while True:
         typed = ask(prompt)
         if typed is None and lacking:
             raise ConfigError("input", f"ended before a line for {lacking!r}", "a line for every field of the task")
-        if typed is None or typed.strip() == EXIT:
+        if typed is None or (command := typed.strip().lower()) in EXITS:
             raise _Left
-        if typed.strip() == RESET:
+        if command == RESET:
             raise _Again
-        if typed.strip():
-            return typed
+        if re.fullmatch(r"/[a-z]+", command):  # what looks like a command is none of a model's business
+            say(COMMANDS if command == HELP else f"{typed.strip()} is no command; {COMMANDS}")
+        elif command:
+            return typed.replace("//", "/", 1) if typed.lstrip().startswith("//") else typed
 
 
 def _shown(name: str, completion: Completion) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, sto
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import base_of, holders
+from ippo_cli.config.unusual import more_than_held_out
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import intervals, length_summary
 from ippo_cli.evaluation.unseen import unseen_rows
@@ -54,6 +54,7 @@ from ippo_cli.training.checkpoint_files import damaged, newest_intact
 from ippo_cli.training.console import Console, in_lines
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.folder import MANIFEST, all_checkpoints, warn, write_atomically
+from ippo_cli.training.output import announce
 from ippo_cli.training.planning.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.run import finite
@@ -219,10 +220,12 @@ def examination(config: Config, device: torch.device) -> Iterator[Examination]:
         environments = EnvironmentPool(task_environments(config.task), workers=workers_of(config.task))
         held.callback(environments.close)
         held_out = load_held_out(config.task, config.seed)
+        if (line := more_than_held_out(config, len(held_out))) is not None:
+            announce(f"warning: {line}")
         reward = build_reward(config.reward, config.task.agents)
         held.callback(close_reward, reward)
         for warning in try_reward(reward, sample_examples(held_out)):
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
+            announce(f"warning: {warning}")
         reach_reward(reward)
         prepare_reward(reward, Place(device=device, folder=None))
         yield Examination(config=config, environments=environments, held_out=held_out, reward=reward)

@@ -18,10 +18,12 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ippo_cli.config.commands import shell_command
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, cut, fitting
 from ippo_cli.engine import distributed
 from ippo_cli.training.console_numbers import COLUMNS, agent_key, iteration_line, iteration_panel, number
+from ippo_cli.training.folder import from_here, resume_command
 from ippo_cli.training.sample_table import sample_table
 
 SILENCE_S = 30.0  # without a terminal, how long a phase may take before a line says how far it is
@@ -140,11 +142,12 @@ class Console:
         evaluation: Mapping[str, Mapping[str, Any]],
         seconds: float,
         ratings: Sequence[tuple[str, float]] = (),
-        more: str = "num_iterations=MORE",
+        more: tuple[str, str] = ("num_iterations", "MORE"),
     ) -> None:
         """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first; `more`:
         what lets the run go on."""
-        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        shown = from_here(folder)
+        curves = shell_command("tensorboard", "--logdir", f"{shown}/tb")
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
         greedy = "greedy/exact"
@@ -160,9 +163,9 @@ class Console:
         lines += [
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",
-            *([f"curves           tensorboard --logdir {shown}/tb"] if (folder / "tb").is_dir() else []),
-            f"train further    ippo-train resume={shown} {more}",
-            f"evaluate         ippo-eval run={shown}",
+            *([f"curves           {curves}"] if (folder / "tb").is_dir() else []),
+            f"train further    {resume_command(folder, more)}",
+            f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
         ]
         if self._main:
             self.__exit__()  # the last word is below the display

@@ -14,7 +14,7 @@ from typing import Protocol
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, OtherRankFailed
 from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
-from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed
+from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed, resume_command
 from ippo_cli.training.run import Run
 
 SAVING_PATIENCE_S = 10.0
@@ -115,7 +115,7 @@ def _what_is_left(folder: Path, *, saved: bool) -> str:
         return "there is no checkpoint to go on from; start a new run"
     newest = int(there[-1].name.rpartition("_")[2])
     kept = f"saved after iteration {newest}" if saved else f"the newest checkpoint is the one after iteration {newest}"
-    return f"{kept}; to go on from there: ippo-train resume={from_here(folder)}"
+    return f"{kept}; to go on from there: {resume_command(folder)}"
 
 
 def error_file(folder: Path, rank: int) -> Path:

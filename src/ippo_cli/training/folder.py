@@ -10,13 +10,15 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ResumeError, StorageError, storing
+from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import kept, redacted
 from ippo_cli.engine.launchers import job_id
 
@@ -37,6 +39,11 @@ CHECKPOINT_NAME = re.compile(r"step_\d+")
 def from_here(path: Path) -> str:
     """A path as it may be typed where the command was: relative where it lies below."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
+    """The command that resumes a run, or a sweep, typed where this command was."""
+    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", from_here(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:
@@ -132,7 +139,7 @@ def config_file(folder: Path, *, resumed: bool) -> Path:
 
 def take_effect(folder: Path) -> None:
     """Make what a resumed run was started with the run's own."""
-    for name in ("overrides.json", "config.yaml"):
+    for name in ("overrides.json", "config.yaml", "inputs.json"):
         with suppress(FileNotFoundError):  # where it was resumed without a command
             os.replace(folder / f"{name}{NEXT}", folder / name)
 
@@ -186,6 +193,36 @@ def read_state(folder: Path) -> str:
         raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error
 
 
+def check_metrics(checkpoint: Path) -> None:
+    """Raise `ResumeError` for a damaged row among those that a checkpoint goes on after."""
+    file = checkpoint.parents[1] / "metrics.jsonl"
+    try:
+        size = int(json.loads((checkpoint / "state.json").read_text())["progress"]["metrics_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # a damaged checkpoint; loading verifies every file
+    if file.is_file():
+        for _, end in metric_rows(file):
+            if end >= size:  # what follows is dropped
+                return
+
+
+def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The rows of a `metrics.jsonl`, each with the byte at which it ends. Raises `ResumeError` for a damaged one."""
+    end = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            end += len(line)
+            try:
+                row = json.loads(line)
+                float(row["iteration"])  # raises where it is no row, or has no number there
+            except (ValueError, KeyError, TypeError):
+                raise ResumeError(
+                    f"{file}, line {number}, is no row of metrics; mend or delete that line, or move the file away: "
+                    "training does not depend on it"
+                ) from None
+            yield row, end
+
+
 def mark_failed(folder: Path, error: str) -> None:
     """Say in `run.json` that the run failed, for a rank 0 that was killed before it could."""
     with suppress(OSError, ValueError):
@@ -212,6 +249,23 @@ def written_by(checkpoint: Path) -> int | None:
         return int(json.loads((checkpoint / "state.json").read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def refuse_fewer_iterations(checkpoint: Path, config: Config, last_iteration: int) -> None:
+    """Raise `ResumeError` where a run is to end before the iteration at which it is resumed."""
+    done = int(checkpoint.name.removeprefix("step_"))
+    if last_iteration >= done:
+        return
+    if config.stop_after is not None and config.stop_after == last_iteration:
+        setting, works = f"stop_after={config.stop_after}", "stop_after=null"
+    elif config.num_iterations is None:
+        setting, works = f"num_epochs={config.num_epochs:g}", "a larger num_epochs"
+    else:
+        setting, works = f"num_iterations={config.num_iterations}", "a larger number"
+    raise ResumeError(
+        f"{setting} is less than the {done} iterations that are done; use {works}, or evaluate the run as it is: "
+        f"{shell_command('ippo-eval', ('run', from_here(checkpoint.parents[1])))}"
+    )
 
 
 def refuse_other_world_size(checkpoint: Path, world_size: int) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], None]
+
+SAME_INTERRUPT_S = 1.0
+"""How long after Ctrl-C another one means nothing more."""
 
 _replaced: list[dict[int, Any]] = []  # what stood before each installation in this process, outermost first
 _mask = threading.local()  # of the thread that forks
@@ -22,7 +26,7 @@ def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[No
 
     A worker that a pool forks could otherwise not be ended: SIGTERM would set a flag that nobody reads there.
     """
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in without_ignored_hangup(numbers)}
     _replaced.append(before)
     try:
         yield
@@ -30,6 +34,28 @@ def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[No
         if any(own is before for own in _replaced):  # in a forked child it has been undone already
             _replaced[:] = [own for own in _replaced if own is not before]
             _restore(before)
+
+
+def without_ignored_hangup(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """The signals without SIGHUP where that is ignored: under nohup a terminal that closes is to change nothing."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in numbers if not (ignored and number == signal.SIGHUP)]
+
+
+class Interrupts:
+    """Ctrl-C, once or again: a second one right after the first is the same one, which wrappers pass on twice."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self.insisted = False
+
+    def note(self) -> None:
+        """Count one."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        elif now - self._first >= SAME_INTERRUPT_S:
+            self.insisted = True
 
 
 def _restore(before: dict[int, Any]) -> None:

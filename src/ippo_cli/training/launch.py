@@ -16,9 +16,9 @@ from types import FrameType
 from ippo_cli.config.errors import HUNG, IppoError, ResumeError
 from ippo_cli.engine.launchers import LISTENING, STARTED_BY, cores_per_rank, node_rank
 from ippo_cli.training.folder import mark_failed, read_state
-from ippo_cli.training.handlers import handling
+from ippo_cli.training.handlers import Interrupts, handling
 
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 PREEMPTED, INTERRUPTED = 75, 130
 GRACE_S = 20.0  # how long other ranks may take to notice that one is gone
 INSISTED_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
@@ -130,7 +130,7 @@ class _Ranks:
         self._first = first  # rank of this machine
         self.children: list[subprocess.Popen[bytes]] = []
         self._passed_on: set[int] = set()
-        self._interrupts = 0
+        self._interrupts = Interrupts()
         self._deadline = float("inf")
 
     def add(self, child: subprocess.Popen[bytes]) -> None:
@@ -141,8 +141,9 @@ class _Ranks:
 
     def forward(self, number: int, _: FrameType | None) -> None:
         self._passed_on.add(number)
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:  # no rank saves then, and one may wait for another that has left
+        if number == signal.SIGINT:
+            self._interrupts.note()
+        if self._interrupts.insisted:  # no rank saves then, and one may wait for another that has left
             self._deadline = min(self._deadline, time.monotonic() + INSISTED_GRACE_S)
         for child in self.children:
             if child.poll() is None:

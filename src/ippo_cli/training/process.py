@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import signal
 import socket
 import time
 import warnings
@@ -54,7 +55,7 @@ from ippo_cli.training.data_record import compare_data
 from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.faults import arm, fault_point
-from ippo_cli.training.folder import comes_in_sight, lock, reserve_folder, take_effect
+from ippo_cli.training.folder import comes_in_sight, lock, refuse_fewer_iterations, reserve_folder, take_effect
 from ippo_cli.training.garbage import collect_as_usual
 from ippo_cli.training.partners import Partners, best_first
 from ippo_cli.training.planning.preflight import (
@@ -103,15 +104,18 @@ def run_training(
                 preemption = held.enter_context(PreemptionHandler(over))
                 _watch(config, folder, held)
                 console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
-                preemption.on_asked = lambda by: console.say(
-                    f"leaving ({by}): an update that has begun is finished, then the run is saved"
-                )
+                preemption.on_asked = lambda by: console.say(_leaving_line(by))
                 _train(config, folder, console, preemption, device, resumed=resumed)
         except (IppoError, KeyboardInterrupt) as error:
             error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
             raise
         finally:
             distributed.shutdown()
+
+
+def _leaving_line(by: str) -> str:
+    again = "; Ctrl-C again gives up, and loses what was not saved" if by == signal.SIGINT.name else ""
+    return f"leaving ({by}): an update that has begun is finished, then the run is saved{again}"
 
 
 def _train(
@@ -149,7 +153,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    more = "num_iterations=MORE" if config.stop_after is None else "stop_after=null"
+    more = ("num_iterations", "MORE") if config.stop_after is None else ("stop_after", "null")
     console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 
@@ -232,6 +236,8 @@ def _build_trainer(
     checkpoint_bytes, _ = disk_needs(config, material, distributed.world_size())
     checkpoints = _checkpoints(config, folder, plan, checkpoint_bytes)
     checkpoint = checkpoints.newest() if resumed else None
+    if checkpoint is not None:
+        refuse_fewer_iterations(checkpoint, config, plan.last_iteration)
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _initial_state(config, build_team(config, weights, device, saved), run)
     fault_point("init")
@@ -373,7 +379,7 @@ def _go_on(folder: Path, run: Run, progress: Progress) -> None:
     """Make the folder that of the run which has been resumed."""
     assert progress.metrics_bytes is not None  # nothing is saved before the rows are
     with storing(str(folder)):
-        run.truncate_metrics(progress.metrics_bytes)
+        run.truncate_metrics(progress.metrics_bytes, progress.iteration)
         take_effect(folder)
 
 

@@ -18,7 +18,7 @@ from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
 from ippo_cli.training.faults import fault_point
-from ippo_cli.training.folder import overwrite, warn, write_atomically
+from ippo_cli.training.folder import metric_rows, overwrite, warn, write_atomically
 from ippo_cli.training.metrics import is_documented
 from ippo_cli.training.trackers.build import build_trackers
 from ippo_cli.training.trackers.tracker import Trackers
@@ -94,10 +94,19 @@ class Run:
     def _written(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
-    def truncate_metrics(self, size: int) -> None:
-        """Drop rows that were written after the checkpoint that is resumed; they will be written again."""
-        if self._main and self._written() > size:
+    def truncate_metrics(self, size: int, iteration: int) -> None:
+        """Drop rows that were written after the checkpoint that is resumed, of this iteration; they will be written
+        again. Raises `ResumeError` for a row that cannot be read."""
+        if not self._main:
+            return
+        written = self._written()
+        if written < size:
+            warn(f"{self.metrics_file} is shorter than when the checkpoint was saved: rows of it are missing")
+        if written > size:
             os.truncate(self.metrics_file, size)
+        if self.metrics_file.exists():
+            ends = [end for row, end in metric_rows(self.metrics_file) if row["iteration"] <= iteration]
+            os.truncate(self.metrics_file, max(ends, default=0))
 
     def log(self, row: Mapping[str, float]) -> None:
         """One row of `metrics.jsonl`, and the same for trackers. Numbers that are not finite become null."""
@@ -147,8 +156,7 @@ class Run:
         """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
         if not self._main or not self.metrics_file.exists():
             return []
-        with self.metrics_file.open() as file:
-            rows = [json.loads(line) for line in deque(file, maxlen=count)]
+        rows = [row for row, _ in deque(metric_rows(self.metrics_file), maxlen=count)]
         iterations = [row for row in rows if row["iteration"]]
         return [_with_nan(row) for row in iterations]
 

@@ -17,12 +17,12 @@ from typing import ParamSpec, TypeVar
 
 from ippo_cli.config.errors import PreemptionRequested
 from ippo_cli.engine import distributed, progress
-from ippo_cli.training.handlers import handling
+from ippo_cli.training.handlers import Interrupts, handling
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 TIME_IS_OVER = signal.SIGALRM  # stands for a clock's word: nobody sends it
 REWARD_GRACE_S = 10.0
 """How long after the signal a reward that is being called is still waited for."""
@@ -43,7 +43,7 @@ class PreemptionHandler:
         self._elsewhere = False  # whether another rank was, as far as this one has heard
         self._announced = False
         self._told = False
-        self._interrupts = 0
+        self._interrupts = Interrupts()
         self._requested_at = 0.0
         self._calls_reward = False
         self.leave_by = math.inf  # the moment, in seconds since 1970, at which this rank asks itself
@@ -93,8 +93,8 @@ class PreemptionHandler:
 
     @property
     def insisted(self) -> bool:
-        """Whether Ctrl-C came twice."""
-        return self._interrupts > 1
+        """Whether Ctrl-C came again, after the first one was announced."""
+        return self._interrupts.insisted
 
     def interruptible(self, reward: Callable[P, T]) -> Callable[P, T]:
         """The same call of a reward, to be made in the main thread: what has not returned `REWARD_GRACE_S` after the
@@ -114,7 +114,8 @@ class PreemptionHandler:
         return called
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGINT:
+            self._interrupts.note()
         if self.insisted:
             raise KeyboardInterrupt
         if self._keeps_waiting():

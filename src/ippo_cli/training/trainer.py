@@ -23,7 +23,7 @@ from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.experience import Collected, ExperienceSource
 from ippo_cli.training.faults import fault_point
-from ippo_cli.training.folder import from_here
+from ippo_cli.training.folder import resume_command
 from ippo_cli.training.iteration_metrics import iteration_row, pace, prefixed
 from ippo_cli.training.partners import Partners
 from ippo_cli.training.profile import profiled
@@ -74,7 +74,7 @@ class Trainer:
                 raise StorageError(f"asked to leave, and the checkpoint could not be saved ({reason})") from None
             why = "the time limit is near" if self.preemption.out_of_time else "asked to leave"
             saved = f"{why}; saved after iteration {self.point.iteration}"
-            raise Preempted(f"{saved}; go on with: ippo-train resume={from_here(self.run.folder)}") from None
+            raise Preempted(f"{saved}; go on with: {resume_command(self.run.folder)}") from None
 
     def _iterate(self) -> None:
         if "first" not in self.run.state.evaluation:

@@ -50,6 +50,7 @@ def unusual_start(config: Config, plan: Arithmetic, task: Task) -> dict[str, str
             config=config,
             plan=plan,
             train_rows=len(task.train),
+            held_out_rows=len(task.held_out),
             dry_failure=task.dry_run.failure,
             newer_environment=newer_environment(config.task) if isinstance(config.task, WorldConfig) else None,
         )

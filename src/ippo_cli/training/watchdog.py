@@ -19,7 +19,7 @@ from typing import IO
 
 from ippo_cli.config.errors import HUNG
 from ippo_cli.engine import distributed, progress
-from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed
+from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed, resume_command
 
 NOTICE = "hangs"
 TICKS_OF_LIMIT = 20  # how often within the limit is looked
@@ -138,7 +138,7 @@ class Watchdog:
         )
         mark_failed(self.folder, said)
         there = all_checkpoints(self.folder / "checkpoints")
-        left = f"to go on from {there[-1].name}: ippo-train resume={from_here(self.folder)}" if there else ""
+        left = f"to go on from {there[-1].name}: {resume_command(self.folder)}" if there else ""
         print("\n".join(filter(None, [f"ippo: {said}", left])), file=sys.stderr, flush=True)
 
 

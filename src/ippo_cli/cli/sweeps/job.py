@@ -35,7 +35,10 @@ from ippo_cli.training.folder import (
     lock,
     refuse_other_world_size,
     start_files,
+    warn,
 )
+from ippo_cli.training.handlers import without_ignored_hangup
+from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
 from ippo_cli.training.launch import FORWARDED, RankFailure, run_ranks
 
 LEFT = (Preempted.exit_code, INTERRUPTED)
@@ -138,14 +141,18 @@ def _train(this: Sweep, row: Row, plain: dict[str, Any], folder: Path, asked: _A
         )
     goes_on = this.resumed or launchers.restarts(os.environ) > 0 or row.parent is not None
     resumed = goes_on and bool(all_checkpoints(folder / "checkpoints"))
+    inputs = input_files(config)
     if resumed:
         refuse_resume(folder, plain, config)
+        for line in changed_inputs(folder, inputs):
+            warn(line)
         for change in changes(folder, dict(leaves(plain))):
             print(change, flush=True)
     else:
         _set_aside(folder)
     with lock(folder, name=START_LOCK):
         start_files(folder, to_yaml(plain), [*this.folders, *row.overrides], this.command, resumed=resumed)
+        record_inputs(folder, inputs, resumed=resumed)
         if asked.number() is not None:
             raise Preempted("asked to leave before it began")
         run_ranks(folder, config.launch.processes, resumed=resumed)
@@ -223,7 +230,9 @@ class _Asked:
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._outer = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in FORWARDED:  # while there are no ranks to be told, nothing is done but noting it
+        for number in without_ignored_hangup(
+            FORWARDED
+        ):  # while there are no ranks to be told, nothing is done but noting it
             self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
@@ -273,7 +282,8 @@ def _copier(stream: int, outer: int, prefix: str) -> threading.Thread:
     def copy() -> None:
         with open(reading, "rb") as lines:
             for line in lines:
-                os.write(outer, prefix.encode() + line)
+                with suppress(OSError):  # the reader of the output is gone; the job goes on
+                    os.write(outer, prefix.encode() + line)
         os.close(outer)
 
     copier = threading.Thread(target=copy, daemon=True)

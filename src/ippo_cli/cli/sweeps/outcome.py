@@ -12,7 +12,7 @@ from ippo_cli.cli.sweeps import folder as sweep_folder
 from ippo_cli.cli.sweeps.folder import ENDED, LEAVING, Row, rows_of
 from ippo_cli.cli.sweeps.state import queue_of
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
-from ippo_cli.training.folder import from_here
+from ippo_cli.training.folder import resume_command
 
 
 class SweepRefused(IppoError):
@@ -66,7 +66,7 @@ def close(folder: Path, error: str | None) -> None:
     rows = rows_of(folder)
     print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
     done = sum(row.state in ENDED for row in rows)
-    go_on = f"go on with: ippo-train -m resume={from_here(folder)}"
+    go_on = f"go on with: {resume_command(folder, sweep=True)}"
     if (folder / LEAVING).exists():
         number = int((folder / LEAVING).read_text())
         (folder / LEAVING).unlink()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ippo_cli.cli.sweeps.folder import LEAVING, rows_of
 from ippo_cli.engine import launchers
+from ippo_cli.training.handlers import Interrupts, without_ignored_hangup
 from ippo_cli.training.launch import FORWARDED
 
 
@@ -25,11 +26,11 @@ class SignalForwarding:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._asked: int | None = None
+        self._interrupts = Interrupts()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalForwarding:
-        for number in FORWARDED:
+        for number in without_ignored_hangup(FORWARDED):
             self._before[number] = signal.signal(number, self._forward)
         return self
 
@@ -38,8 +39,8 @@ class SignalForwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, _: FrameType | None) -> None:
-        again = number == self._asked == signal.SIGINT
-        self._asked = number
+        if number == signal.SIGINT:
+            self._interrupts.note()
         (self._folder / LEAVING).write_text(str(number))
         for row in rows_of(self._folder):
             if row.state != "running":
@@ -50,5 +51,5 @@ class SignalForwarding:
                 with suppress(ProcessLookupError, PermissionError):
                     if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
                         os.kill(row.pid, number)
-        if again:
+        if self._interrupts.insisted:
             raise KeyboardInterrupt

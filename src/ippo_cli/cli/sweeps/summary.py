@@ -17,8 +17,9 @@ import yaml
 from ippo_cli.cli.sweeps import folder as sweep_folder
 from ippo_cli.cli.sweeps.folder import Row, read_run, rows_of, typed_for
 from ippo_cli.cli.sweeps.state import STATES, is_locked, queue_of, state_of
-from ippo_cli.config.errors import ConfigError
-from ippo_cli.training.folder import run_folders
+from ippo_cli.config.commands import shell_command
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.training.folder import metric_rows, run_folders
 
 SEED = "seed"
 CONFIDENCE = 0.95
@@ -109,7 +110,7 @@ def summarized(folder: Path) -> Summary:
     """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
     if (folder / sweep_folder.FILE).is_file():
         rows, going_on = rows_of(folder), is_locked(folder)
-        command = f"ippo-train -m resume={folder}"
+        command = shell_command("ippo-train", "-m", ("resume", str(folder)))
     else:
         rows, going_on, command = _runs(folder), False, None
     own, queue = _own_overrides(rows), queue_of(folder, rows)
@@ -149,12 +150,8 @@ def counted(jobs: Sequence[Job]) -> dict[str, int]:
 def curve_of(folder: Path, metric: str, until: int | None = None) -> list[tuple[int, float]]:
     """Iterations and held-out scores of a run's `metrics.jsonl`, as far as it is written."""
     found: list[tuple[int, float]] = []
-    with suppress(OSError), (folder / "metrics.jsonl").open() as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:  # it is being written
-                break
+    with suppress(OSError, ResumeError):  # the last row may be half written
+        for row, _ in metric_rows(folder / "metrics.jsonl"):
             value = row.get(f"eval/{metric}")
             if value is not None and (until is None or row["iteration"] <= until):
                 found.append((int(row["iteration"]), float(value)))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.training.garbage import collect_seldom
+from ippo_cli.training.output import outlive_readers
 
 
 def main() -> NoReturn:
     """Train one job; how it ended stands in the sweep's rows."""
+    outlive_readers()
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, PositiveLearningRate
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 
@@ -50,7 +50,7 @@ class TinyActorConfig(ActorConfig):
     num_heads: PositiveInt  # attention heads; must divide hidden_size
     warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random play before training
     warm_start_batch_size: PositiveInt  # examples per supervised step
-    warm_start_learning_rate: PositiveFloat  # learning rate of the supervised steps
+    warm_start_learning_rate: PositiveLearningRate  # learning rate of the supervised steps
 
 
 @dataclass

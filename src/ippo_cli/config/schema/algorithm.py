@@ -7,6 +7,10 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import (
+    ClipRange,
+    Coefficient,
+    EntropyCoefficient,
+    KlLimit,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -105,7 +109,7 @@ KlLossEstimator = Annotated[str, OneOf(("k1", "abs", "k2", "k3", "k1+", "abs+", 
 class KlRewardConfig:
     """KL penalty inside the per-token reward."""
 
-    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    coef: Coefficient  # coefficient; 0 switches it off
     estimator: KlRewardEstimator  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
     target: PositiveFloat | None  # adapt the coefficient towards this KL per token; null = fixed
     horizon: Annotated[int, Range(0, open_low=True)] | None  # time scale of the adaptation in samples; null: no target
@@ -115,7 +119,7 @@ class KlRewardConfig:
 class KlLossConfig:
     """KL term in the policy loss."""
 
-    coef: NonNegativeFloat  # coefficient; 0 switches it off
+    coef: Coefficient  # coefficient; 0 switches it off
     estimator: KlLossEstimator  # k1 | abs | k2 | k3, their straight-through forms k1+ | abs+ | k2+ | k3+ | full (exact)
 
 
@@ -178,18 +182,18 @@ class AlgorithmConfig(StepsConfig):
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = that of the advantages
     advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # the ratio is clipped below 1 - this
-    clip_range_high: PositiveFloat | None  # and above 1 + this
+    clip_range_high: ClipRange | None  # and above 1 + this
     dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
     ratio_level: RatioLevel  # what one ratio is of: token | turn | sequence
     ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
     value_clip_range: PositiveFloat | None  # clip of the value update; null = off
     huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
-    value_loss_coef: NonNegativeFloat | None  # weight of the value loss
+    value_loss_coef: Coefficient | None  # weight of the value loss
     needs_centralized_critic: bool  # refuse critics that read one agent's rows alone (MAPPO); false = take any critic
-    entropy_coef: float  # weight of the entropy bonus
+    entropy_coef: EntropyCoefficient  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
-    target_kl: PositiveFloat | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
+    target_kl: KlLimit | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
     critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained
     truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
     truncation_penalty: PositiveFloat | None  # subtracted from a truncated response's score with truncation=penalty

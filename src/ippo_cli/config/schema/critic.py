@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ippo_cli.config.constraints import Name, NonNegativeFloat, PositiveInt
+from ippo_cli.config.constraints import LearningRate, Name, PositiveInt
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 
@@ -35,7 +35,7 @@ class TrainedCriticConfig(CriticConfig):
     """A value function that is learnt."""
 
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: NonNegativeFloat  # of the critic's own optimizer; value_head: of the head's parameter group
+    learning_rate: LearningRate  # of the critic's own optimizer; value_head: of the head's parameter group
 
 
 @dataclass

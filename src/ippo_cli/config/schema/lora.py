@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ippo_cli.config.constraints import PositiveFloat, PositiveInt
+from ippo_cli.config.constraints import LoraAlpha, PositiveInt
 
 ALL_LINEAR = "all-linear"
 
@@ -26,7 +26,7 @@ class LoraConfig:
     """Low-rank matrices beside the linear maps of a frozen base: `W x + scale B A x`."""
 
     rank: PositiveInt  # rows of A and columns of B, of every map
-    alpha: PositiveFloat  # scale = alpha / rank, or alpha / sqrt(rank) with use_rslora
+    alpha: LoraAlpha  # scale = alpha / rank, or alpha / sqrt(rank) with use_rslora
     use_rslora: bool  # rank-stabilised scale (arXiv 2312.03732)
     target_modules: Any  # all-linear (every linear map but the head) | a list of module names, such as [q_proj,v_proj]
     rank_pattern: dict[str, int]  # other ranks by module name or regular expression, as PEFT has them; {} = none

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from ippo_cli.config.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, Range, UnitFloat
+from ippo_cli.config.constraints import Epsilon, GradNorm, LearningRate, NonNegativeInt, Range, UnitFloat, WeightDecay
 
 
 class Dtype(str, Enum):
@@ -24,12 +24,12 @@ class Schedule(str, Enum):
 class OptimizerConfig:
     """What every trained model has: AdamW, a learning-rate schedule, clipping."""
 
-    learning_rate: NonNegativeFloat  # peak learning rate of AdamW
+    learning_rate: LearningRate  # peak learning rate of AdamW
     lr_schedule: Schedule  # constant | linear | cosine decay over the run, after the warm-up
     warmup_iterations: NonNegativeInt  # iterations over which the learning rate rises linearly from 0
     min_lr_ratio: UnitFloat  # share of the peak learning rate at which linear and cosine schedules end
-    weight_decay: NonNegativeFloat  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
+    weight_decay: WeightDecay  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
     adam_beta1: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's first-moment decay
     adam_beta2: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's second-moment decay
-    adam_epsilon: PositiveFloat  # AdamW's epsilon
-    max_grad_norm: NonNegativeFloat  # global gradient-norm clip; 0 switches it off
+    adam_epsilon: Epsilon  # AdamW's epsilon
+    max_grad_norm: GradNorm  # global gradient-norm clip; 0 switches it off

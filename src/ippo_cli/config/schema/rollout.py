@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from ippo_cli.config.constraints import NonNegativeInt, PositiveFloat, PositiveInt, Range
+from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
 
 
 class RolloutKind(str, Enum):
@@ -28,11 +28,11 @@ class Zero3Gather(str, Enum):
 class SamplingConfig:
     """How tokens are chosen: the keys of `rollout` that an agent may have values of its own for."""
 
-    temperature: PositiveFloat  # divides the logits; log-probs, entropy and KL use it as well
+    temperature: Temperature  # divides the logits; log-probs, entropy and KL use it as well
     top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
     top_k: NonNegativeInt  # keep the k likeliest tokens; 0 = off
     min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # drop tokens below this share of the likeliest; 0 = off
-    repetition_penalty: PositiveFloat  # divide the logits of tokens already seen; 1 = off
+    repetition_penalty: RepetitionPenalty  # divide the logits of tokens already seen; 1 = off
     max_new_tokens: PositiveInt  # response limit
     min_new_tokens: NonNegativeInt  # no stop token before this many tokens
     stop_strings: list[str]  # text that ends a response

@@ -1,0 +1,131 @@
+"""Printed commands: pasted into bash, they give the arguments that were meant."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.cli.arguments import arguments, quoted
+from ippo_cli.cli.exits import block
+from ippo_cli.cli.resume import continued
+from ippo_cli.config.commands import (
+    hydra_override,
+    quote_for_hydra,
+    quote_for_shell,
+    shell_command,
+    typed_path,
+    typed_paths,
+)
+from ippo_cli.config.errors import ResumeError
+
+HOSTILE = [
+    "plain",
+    "a=b",
+    "with space",
+    "two  spaces",
+    "a,b",
+    "[a]",
+    "a[1]",
+    "(a)",
+    "a(b)",
+    "{a: b}",
+    "it's",
+    "'quoted'",
+    '"quoted"',
+    'say "x"',
+    "ünï",
+    "模型",
+    "a;b&c|d",
+    "$HOME",
+    "${name}",
+    "`id`",
+    "#a",
+    "~a",
+    "a\\",
+    "a\\'b",
+    "*",
+    "what?",
+    "-m",
+    "!x",
+    "a\nb",
+    "a\tb",
+    "a\u00a0b",
+    "null",
+    "1e5",
+    " a ",
+    "a=b [1] (x), 'q' \"d\" ü $h #c &;",
+]
+
+
+def pasted(command: str) -> list[str]:
+    """The arguments that bash makes of a line that is pasted."""
+    script = f"show() {{ printf '%s\\0' \"$@\"; }}\nshow {command.partition(' ')[2]}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_resume_command_survives_bash(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / name / "default"
+    folder.mkdir(parents=True)
+    command = shell_command("ippo-train", "-m", ("resume", f"{name}/default"), ("output_dir", name))
+    assert command.isprintable()
+    flag, resume, output = pasted(command)
+    assert (flag, resume) == ("-m", f"resume={name}/default")
+    assert typed_path(resume.partition("=")[2]).absolute() == folder
+    assert typed_paths(resume.partition("=")[2]) == [f"{name}/default"]
+    assert pasted(f"x {quote_for_shell(output)}") == [output]
+    # In a block of errors the command is neither wrapped nor escaped a second time.
+    assert command in block(f"asked to leave; saved after iteration 12; go on with: {command}").splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name and "$" not in name])
+def test_hydra_reads_a_quoted_value_as_text(name: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    text = hydra_override("output_dir", name)
+    assert quoted(text) == text
+    parsed = OverridesParser.create().parse_override(text)
+    assert not parsed.is_sweep_override()
+    assert name in ("null", "1e5") or parsed.value() == name
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_folders_are_found_with_and_without_hydras_quotes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    assert typed_path(name).absolute() == tmp_path / name
+    if "\n" not in name and "$" not in name:
+        assert typed_path(quote_for_hydra(name)).absolute() == tmp_path / name
+
+
+def test_lists_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b c", "d,e"):
+        (tmp_path / name).mkdir()
+    assert typed_paths("[a,b c]") == ["a", "b c"]
+    assert typed_paths("a, 'd,e'") == ["a", "d,e"]
+    assert typed_paths("d,e") == ["d,e"]
+    assert typed_paths("[]") == []
+
+
+@pytest.mark.parametrize("name", ["ünï", "a=b", "[a]", "a b"])
+def test_resume_is_read_as_it_was_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert arguments([f"resume={name}/x"]) == [f"resume={name}/x"]
+    (tmp_path / name / "x").mkdir(parents=True)
+    (tmp_path / name / "x" / "config.yaml").write_text("{}")
+    with pytest.raises(ResumeError, match="ended before its first checkpoint"):
+        continued(arguments([f"resume={name}/x"]))
+
+
+def test_long_commands_have_a_line_of_their_own() -> None:
+    command = shell_command("ippo-train", ("resume", "/home/" + "long name/" * 20))
+    shown = block(f"saved after iteration 3; go on with: {command}").splitlines()
+    assert command in shown
+    assert max(map(len, block("x" * 500).splitlines())) <= 110
