@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """What is typed for a command's own keys, and the overrides of a run beside them."""
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import refuse_unknown
+    from ippo_cli.cli.flags import check_flags
 
-    refuse_unknown(argv, own)
+    check_flags(argv, own)
     found: dict[str, str] = {}
     rest: list[str] = []
     for text in argv:

@@ -18,10 +18,12 @@ def run_command(
     *,
     needs_arguments: bool = False,
     own: Collection[str] = (),
+    takes_overrides: bool = True,
 ) -> NoReturn:
     """Run a command on what was typed; exit codes are in `config/errors.py`.
 
-    `own`: keys of the command's that are no run's. One that `needs_arguments` shows its help without any.
+    `own`: keys of the command beside those of a run, which one that `takes_overrides` has as well. One that
+    `needs_arguments` shows its help without any.
     """
     argv = sys.argv[1:]
     if asks_for_help(argv) or (needs_arguments and not argv):
@@ -33,4 +35,4 @@ def run_command(
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 
-    leave(guarded(lambda: command(argv), [text for text in argv if text.partition("=")[0] not in own]))
+    leave(guarded(lambda: command(argv), argv, own if takes_overrides else None))

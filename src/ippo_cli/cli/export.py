@@ -16,7 +16,7 @@ OWN = ("run", "checkpoint", "to", "agent", "merged", "critic")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-export", EXPORT_HELP, _export, needs_arguments=True, own=OWN)
+    run_command("ippo-export", EXPORT_HELP, _export, needs_arguments=True, own=OWN, takes_overrides=False)
 
 
 def _export(argv: list[str]) -> None:

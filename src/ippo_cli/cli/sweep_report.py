@@ -21,7 +21,7 @@ SHOWN_ERRORS = 20
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-sweep", SWEEP_HELP, report)
+    run_command("ippo-sweep", SWEEP_HELP, report, takes_overrides=False)
 
 
 def report(argv: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ def main() -> NoReturn:
 def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import refuse_unknown
+    from ippo_cli.cli.flags import check_flags
     from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
     from ippo_cli.cli.sweep import is_sweep, sweep
@@ -38,7 +38,7 @@ def _with_hydra(typed: Sequence[str]) -> None:
     if (said := new_task(typed)) is not None:
         print(said, end="")
         return
-    refuse_unknown(typed)
+    check_flags(typed)
     argv = arguments(typed)
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this

@@ -22,6 +22,7 @@ class Range:
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
+    at_low: str = ""  # what somebody who typed the lower limit may want instead
 
     def __str__(self) -> str:
         if math.isinf(self.high):
@@ -38,6 +39,7 @@ class Range:
             return None
         if value < self.low or (self.open_low and value == self.low):
             remedy = f"use a number {'above' if self.open_low else 'of at least'} {self.low:.12g}"
+            remedy = f"{self.at_low}; {remedy}" if self.at_low and value == self.low else remedy
         elif value > self.high or (self.open_high and value == self.high):
             remedy = f"use a number {'below' if self.open_high else 'of at most'} {self.high:.12g}"
         else:

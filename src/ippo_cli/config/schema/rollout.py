@@ -24,11 +24,18 @@ class Zero3Gather(str, Enum):
     layer = "layer"
 
 
+GREEDY = (
+    "a policy without randomness learns nothing, and greedy decoding is for evaluation: evaluation.greedy=true (and "
+    "evaluation.sampled=false for nothing else), or greedy=true in ippo-chat"
+)
+Temperature = Annotated[float, Range(0.0, open_low=True, at_low=GREEDY)]
+
+
 @dataclass
 class SamplingConfig:
     """How tokens are chosen: the keys of `rollout` that an agent may have values of its own for."""
 
-    temperature: PositiveFloat  # divides the logits; log-probs, entropy and KL use it as well
+    temperature: Temperature  # divides the logits; log-probs, entropy and KL use it as well
     top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
     top_k: NonNegativeInt  # keep the k likeliest tokens; 0 = off
     min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # drop tokens below this share of the likeliest; 0 = off
