@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys on which it depends which of the training rows are held out."""
+LISTING = "export.json"
+"""The file of a folder that ippo-export wrote, which has one folder for each agent."""
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -75,16 +78,50 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
 
 def model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
     """The configuration of a model that is asked by every agent of a task."""
-    config = composed([*chosen(model), *overrides], overrides, of_model=True, data=data)
+    config = composed([*choose_models(model, overrides), *overrides], overrides, of_model=True, data=data)
     _refuse_made_locally(config)
     return config
 
 
-def chosen(model: str) -> list[str]:
-    """The overrides that `model=` stands for."""
+def choose_models(model: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that `model=` stands for: one model for every agent, or those of a team that was exported."""
     from ippo_cli.cli.arguments import arguments
 
-    return ["actor=full", *arguments([f"actor.model={model}"])]
+    folder = Path(model).expanduser()
+    if not (folder / LISTING).is_file():
+        return ["actor=full", *arguments([f"actor.model={model}"])]
+    from ippo_cli.config.load import compose_node
+
+    models = _match_agents(folder, [str(name) for name in compose_node(overrides).task.agents])
+    return ["actor=full", *arguments([f"task.agents.{name}.actor.model={place}" for name, place in models.items()])]
+
+
+def exported_models(folder: Path, config: Config) -> dict[str, str] | None:
+    """By agent the folders of a team that was exported; None for a folder that is a model itself."""
+    return _match_agents(folder, list(config.task.agents)) if (folder / LISTING).is_file() else None
+
+
+def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
+    """By the task's agents the folders of those exported. Raises `ConfigError` where they are others."""
+    from ippo_cli.config.errors import ConfigError
+
+    exported = list(json.loads((folder / LISTING).read_text())["agents"])
+    if len(exported) == len(agents) == 1:
+        found = {agents[0]: folder / exported[0]}
+    elif missing := [name for name in agents if name not in exported]:
+        raise ConfigError(
+            f"model={folder}",
+            f"has the agents {' '.join(exported)}, and the task also has {' '.join(missing)}",
+            "choose the task that they were trained on with task=, or export all agents",
+        )
+    else:
+        found = {name: folder / name for name in agents}
+    for place in found.values():
+        if not (place / "config.json").is_file():
+            raise ConfigError(
+                f"model={folder}", f"has an adapter alone in {place.name}/", "export it with merged=true, or use run="
+            )
+    return {name: str(place.absolute()) for name, place in found.items()}
 
 
 def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:

@@ -67,9 +67,8 @@ def _overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
     for text in typed:
         key, equals, _ = text.partition("=")
         is_value = bool(flag) and not equals and not text.startswith("-")
-        if key in FOLDER_FLAGS or (is_value and flag in FOLDER_FLAGS):
-            kept.append(text)
-        elif not (is_value or text.startswith("-") or key in others):
+        is_other = is_value or text.startswith("-") or key in others
+        if key in FOLDER_FLAGS or (is_value and flag in FOLDER_FLAGS) or not is_other:
             kept.append(text)
         flag = key if text.startswith("-") and not equals and key not in ALONE else ""
     return kept

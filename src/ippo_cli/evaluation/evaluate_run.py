@@ -94,17 +94,21 @@ def models_of(config: Config) -> Subject:
     for agent, actor in actors.items():
         if isinstance(actor, LoraActorConfig):
             models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
-    name = Path(next(iter(models.values()))["model"]).name
+    places = {str(record["model"]) for record in models.values()}
+    parents = {Path(place).parent for place in places}
+    team = next(iter(parents)) if len(places) > 1 and len(parents) == 1 else Path(next(iter(models.values()))["model"])
+    name = team.name or Path(next(iter(places))).name
     task = {"task": config.task.kind.value, "seed": config.seed}
     return Subject(name=name, models=models, told=task)
 
 
-def one_model(config: Config, model: str) -> Subject:
-    """One Hugging Face model in the place of every agent."""
-    record = description(model, None)
+def one_model(config: Config, model: str, of_agents: Mapping[str, str] | None = None) -> Subject:
+    """One Hugging Face model in the place of every agent, or the models `of_agents` in a folder."""
+    places = of_agents or dict.fromkeys(config.task.agents, model)
+    records = {place: description(place, None) for place in dict.fromkeys(places.values())}
     return Subject(
         name=Path(model).name,
-        models=dict.fromkeys(config.task.agents, record),
+        models={name: records[place] for name, place in places.items()},
         told={"task": config.task.kind.value, "model": model},
     )
 

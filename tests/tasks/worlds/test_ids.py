@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.worlds.ids import newer_version, check_flags
+from ippo_cli.tasks.worlds.ids import newer_version, refuse_unknown
 
 pytestmark = pytest.mark.needs_no_package
 KNOWN = (
@@ -22,13 +22,13 @@ KNOWN = (
 
 def told(name: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        check_flags(f"task.env_id={name}", name, KNOWN, kind="game", listing="import x; x.show()")
+        refuse_unknown(f"task.env_id={name}", name, KNOWN, kind="game", listing="import x; x.show()")
     return str(refused.value)
 
 
 def test_a_name_that_is_there_is_let_through() -> None:
     for name in KNOWN:
-        check_flags(f"task.env_id={name}", name, KNOWN, kind="game", listing="")
+        refuse_unknown(f"task.env_id={name}", name, KNOWN, kind="game", listing="")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
-from ippo_cli.tasks.worlds.ids import newer_version, check_flags
+from ippo_cli.tasks.worlds.ids import newer_version, refuse_unknown
 from ippo_cli.tasks.worlds.spaces import numbers, unwritable
 from ippo_cli.types import Example
 
@@ -99,7 +99,7 @@ def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
     assert config.env_id is not None
     if ":" not in config.env_id:  # a module registers its own when it is imported
-        check_flags(
+        refuse_unknown(
             f"task.env_id={config.env_id}",
             config.env_id,
             gymnasium.registry,

@@ -12,7 +12,7 @@ VERSION = re.compile(r"[-_]v(\d+)$")
 OFFERED = 3
 
 
-def check_flags(setting: str, name: str, known: Collection[str], *, kind: str, listing: str) -> None:
+def refuse_unknown(setting: str, name: str, known: Collection[str], *, kind: str, listing: str) -> None:
     """Raise `ConfigError` for a name that is not registered as it stands; `listing` is the code that prints all names.
 
     A name without its version is refused where there are versions: which one is the newest changes with the package.

@@ -20,7 +20,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.worlds.actions import ActionTexts
-from ippo_cli.tasks.worlds.ids import check_flags
+from ippo_cli.tasks.worlds.ids import refuse_unknown
 from ippo_cli.tasks.worlds.pettingzoo_games import KNOWN, Known
 from ippo_cli.tasks.worlds.spaces import MASK, numbers, unwritable
 from ippo_cli.types import Example
@@ -250,7 +250,7 @@ class ParallelWorld(PettingzooWorld):
 def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
     assert config.env_id is not None
-    check_flags(
+    refuse_unknown(
         f"task.env_id={config.env_id}",
         _as_documented(config.env_id),
         {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},

@@ -16,7 +16,7 @@ from reasoning_gym.utils import extract_answer
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ReasoningGymConfig
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.worlds.ids import check_flags
+from ippo_cli.tasks.worlds.ids import refuse_unknown
 from ippo_cli.types import Example
 
 OURS = ("seed", "size")  # settings of a dataset that follow from the run's
@@ -125,7 +125,7 @@ class ReasoningGymWorld:
 def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGymWorld]:
     """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
     assert config.dataset is not None
-    check_flags(
+    refuse_unknown(
         f"task.dataset={config.dataset}",
         config.dataset,
         DATASETS,
