@@ -21,6 +21,7 @@ PLACES = re.compile(
     r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
 )
 MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer)")  # or a text
+REMOTE_TRACKERS = ("wandb", "mlflow")  # in the order in which the option of both is named
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
 AGENTS = "task.agents"
@@ -56,10 +57,27 @@ def arguments(typed: Sequence[str]) -> list[str]:
             raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
         if re.fullmatch(OPEN, key):
             text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
+        text = _meant_choice(text)
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
     return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
+
+
+def _meant_choice(text: str) -> str:
+    """`experiment=` is written with a plus, and a list of trackers is the option that has them all."""
+    key, equals, value = text.partition("=")
+    if equals and key == "experiment":
+        return f"+{text}"
+    if key != "tracker" or not re.fullmatch(r"\[.*\]", value):
+        return text
+    names = {part.strip().strip("'\"") for part in value[1:-1].split(",")}
+    unknown = names - {"tensorboard", *REMOTE_TRACKERS}
+    if unknown or not names:
+        shown = " ".join(("tensorboard", *REMOTE_TRACKERS))
+        raise ConfigError(text, "is no list of trackers", f"choose from {shown}, or tracker=none alone")
+    remote = "_".join(name for name in REMOTE_TRACKERS if name in names)
+    return f"tracker={remote or 'tensorboard'}"  # tracker.tensorboard says whether its files are written beside them
 
 
 def _with_kind(text: str) -> str:

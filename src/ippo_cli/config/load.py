@@ -78,9 +78,11 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "shared_base": schema.SharedBaseConfig,
     },
     "tracker": {
+        "none": schema.TrackerConfig,
         "tensorboard": schema.TrackerConfig,
         "wandb": schema.WandbTrackerConfig,
         "mlflow": schema.MlflowTrackerConfig,
+        "wandb_mlflow": schema.WandbMlflowTrackerConfig,
     },
 }
 # Groups of one schema.
