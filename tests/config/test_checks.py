@@ -126,8 +126,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     ((), {"task.protocol": "sequential", "task.num_turns": 2}, 1, "task.num_turns=2 is more than the one turn"),
     ((), {"task.agents.low.turn_template": "go on"}, 1, "task.agents.low.turn_template='go on' is told from a second"),
-    ((), {"rollout.history": "turns"}, 1, "rollout.history=turns would do nothing"),
-    (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest would do nothing: task.kind=r"),
+    ((), {"rollout.history": "turns"}, 1, "rollout.history=turns has no effect"),
+    (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest has no effect: task.kind=r"),
     (
         ("task=environment",),
         {"rollout.history": "turns", "task.max_turns": 1},
@@ -156,7 +156,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
     ((SHARED, HAPPO), {}, 1, "team.update_order=sequential puts policies in an order, and only shared learns"),
     ((), {"team.update_order": "round_robin"}, 1, "team.round_robin_every=null is needed by team.update_order=round"),
-    ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 would do nothing"),
+    ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 has no effect"),
     ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
     ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
     ((HAPPO,), {"algorithm.sequential_correction.cap": 0.5}, 1, "algorithm.sequential_correction.cap=0.5 truncates"),
@@ -166,13 +166,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"task.agents.low.frozen": True, "task.agents.low.critic.learning_rate": 0.5},
         1,
-        "task.agents.low.critic.learning_rate=0.5 would do nothing",
+        "task.agents.low.critic.learning_rate=0.5 has no effect",
     ),
     (
         ("algorithm=ppo",),
         {"task.agents.low.frozen": True, "task.agents.low.algorithm.ppo_epochs": 3},
         1,
-        "task.agents.low.algorithm.ppo_epochs=3 would do nothing: task.agents.low.frozen=true",
+        "task.agents.low.algorithm.ppo_epochs=3 has no effect: task.agents.low.frozen=true",
     ),
     (
         ("algorithm=mappo",),
@@ -187,7 +187,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "team.groups.pair=[low,high] names low, whose weights are its initial ones",
     ),
     ((), {"team.partners.every": 2, "team.partners.size": 2}, 1, "team.partners.share=null is needed by a pool"),
-    ((), {"team.partners.size": 2}, 1, "team.partners.size=2 would do nothing: team.partners.every=0"),
+    ((), {"team.partners.size": 2}, 1, "team.partners.size=2 has no effect: team.partners.every=0"),
     ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
     ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 keeps snapshots that speak in the place"),
     ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
@@ -334,7 +334,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.behavior_correction.band_low",
     ),
     (("algorithm=ppo",), {"algorithm.gamma": None}, 1, "algorithm.gamma=null is needed by this"),
-    ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 would do nothing: objective=on_policy has no ratio"),
+    ((), {"algorithm.dual_clip": 3.0}, 1, "algorithm.dual_clip=3.0 has no effect: objective=on_policy has no ratio"),
     ((), {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.reward.coef=0.1 algorithm"),
     ((), {"algorithm.kl.reward.target": 0.1}, 1, "algorithm.kl.reward.target=0.1 adapts a coefficient that is 0"),
     (
@@ -359,14 +359,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "task.agents.low.reward.team_weight=0 task.agents.low.reward.agent_weight=0 leave no reward",
     ),
-    ((), {"reward.turn_weight": 0.5}, 1, "reward.turn_weight=0.5 would do nothing: reward=exact_match gives no"),
+    ((), {"reward.turn_weight": 0.5}, 1, "reward.turn_weight=0.5 has no effect: reward=exact_match gives no"),
     (
         (),
         {"task.agents.high.reward.turn_weight": 0.5},
         1,
-        "task.agents.high.reward.turn_weight=0.5 would do nothing: reward=exact_match gives no",
+        "task.agents.high.reward.turn_weight=0.5 has no effect: reward=exact_match gives no",
     ),
-    (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 would do nothing: reward=grid"),
+    (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 has no effect: reward=grid"),
     (
         ("task=arithmetic",),
         {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
@@ -399,7 +399,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"reward.credit_assignment": "difference", "reward.measure_credit_every": 5},
         1,
-        "reward.measure_credit_every=5 would do nothing: reward.credit_assignment=difference measures it",
+        "reward.measure_credit_every=5 has no effect: reward.credit_assignment=difference measures it",
     ),
     (
         (FUNCTION,),
@@ -799,7 +799,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
 def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
     choices: tuple[str, ...], key: str, value: Any, why: str, config: Make
 ) -> None:
-    with pytest.raises(ConfigError, match="would do nothing") as raised:
+    with pytest.raises(ConfigError, match="has no effect") as raised:
         check(config(choices, **{f"algorithm.{key}": value}), 1)
     said, _, remedy = str(split_errors(raised.value)[0]).rpartition("; use ")
     assert why in said
@@ -876,7 +876,7 @@ def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:
         with pytest.raises(ConfigError, match=wanted):
             check(config(("algorithm=mappo", f"critic={critic}")), 1)
     check(config(("algorithm=ppo", "critic=centralized")), 1)
-    with pytest.raises(ConfigError, match=r"^algorithm.needs_centralized_critic=True would do nothing"):
+    with pytest.raises(ConfigError, match=r"^algorithm.needs_centralized_critic=True has no effect"):
         check(config(("algorithm=grpo",), **{"algorithm.needs_centralized_critic": True}), 1)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.own_code import is_function_of_file, names_code
 
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -42,6 +42,7 @@ def arguments(typed: Sequence[str]) -> list[str]:
     path, so that they are kept with a run's other overrides; files and folders in full; agents that are added by
     typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
     such as `{question}`."""
+    _check_shell_splits(typed)
     kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
     flags = [text for text in kept if not is_override(text)]
     overrides: list[str] = []
@@ -50,11 +51,11 @@ def arguments(typed: Sequence[str]) -> list[str]:
         if text.startswith("~") and not key.startswith(f"{AGENTS}."):
             raise ConfigError(
                 text,
-                "takes away what a run needs; agents alone can be taken away",
+                "cannot be deleted",
                 f"give it another value, as {key}=VALUE",
             )
         if key in NOT_HYDRAS:
-            raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+            raise ConfigError(text, "is not supported", NOT_HYDRAS[key])
         if re.fullmatch(OPEN, key):
             text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
         text = _meant_choice(text)
@@ -62,6 +63,28 @@ def arguments(typed: Sequence[str]) -> list[str]:
         folders += files
         overrides.append(quoted(_in_full(text)))
     return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
+
+
+def _check_shell_splits(typed: Sequence[str]) -> None:
+    """Raise `ConfigError` for a value that the shell took apart: `KEY={a:1,b:2}` without quotes is two arguments."""
+    values: dict[str, list[str]] = {}
+    for text in typed:
+        key, equals, value = text.partition("=")
+        if equals and not key.startswith("-"):
+            values.setdefault(key, []).append(value)
+    errors = [
+        ConfigError(f"{key}={parts[0]}", "was taken apart by the shell", f"quote it: '{key}={{{','.join(parts)}}}'")
+        for key, parts in values.items()
+        if (len(parts) > 1 and any(map(_is_unbalanced, parts))) or re.match(r"\w+:\[", parts[0])
+    ]
+    if errors:
+        raise combine_errors(errors)
+
+
+def _is_unbalanced(value: str) -> bool:
+    """Whether brackets outside of quotes do not match."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
+    return any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}", "()"))
 
 
 def _meant_choice(text: str) -> str:

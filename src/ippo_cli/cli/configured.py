@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -47,6 +48,28 @@ def names(text: str) -> list[str]:
     """The names of a list, `[a,b]` or `a,b`."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
+
+
+def resolve_run(own: dict[str, str]) -> None:
+    """Replace `run=`, where it is one run, by its folder, and `checkpoint=` by what the path names.
+
+    Raises `ConfigError` where `checkpoint=` says something else.
+    """
+    from ippo_cli.cli.run_folders import find_run
+    from ippo_cli.config.errors import ConfigError
+
+    typed = names(own.get("run", ""))
+    if len(typed) != 1:
+        return
+    folder, checkpoint = find_run(typed[0])
+    if folder != Path(typed[0]).expanduser().absolute():
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        print(f"run={typed[0]} is run={shown}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr)
+        own["run"] = str(shown)
+    if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"leave it out, or use run={folder}"
+        )
 
 
 def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
@@ -129,14 +152,14 @@ def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data
     from ippo_cli.cli.arguments import with_one_search_path
     from ippo_cli.cli.hub import settle_hub
     from ippo_cli.config.checks import check
-    from ippo_cli.config.evaluation import refuse_without_effect
+    from ippo_cli.config.evaluation import check_effect
     from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import compose_node, resolve, typed
 
     combined = with_one_search_path(overrides)
     check_own_files(combined)
     node = compose_node(combined)  # first: what is no key at all is told as such
-    refuse_without_effect(typed_now, of_model=of_model)
+    check_effect(typed_now, of_model=of_model)
     config = typed(resolve(node))
     check(config, 1, training=False)
     settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint

@@ -15,6 +15,7 @@ from ippo_cli.cli.configured import (
     names,
     own_keys,
     refuse_mistyped,
+    resolve_run,
     run_config,
     yes_or_no,
 )
@@ -78,6 +79,7 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
             rule,
             "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
+    resolve_run(own)
     if "compare_checkpoint" in own and not own.get("compare"):
         raise ConfigError(
             f"compare_checkpoint={own['compare_checkpoint']}", "names weights of compare=, which is missing", "add it"

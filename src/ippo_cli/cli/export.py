@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
+from ippo_cli.cli.configured import names, own_keys, resolve_run, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.config.secrets import kept, redacted
@@ -20,14 +20,16 @@ def main() -> NoReturn:
 
 
 def _export(argv: list[str]) -> None:
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, combine_errors
 
     own, rest = own_keys(argv, OWN)
     if rest:
-        raise ConfigError(rest[0], "can have no effect on an export", f"those that can: {' '.join(OWN)}")
+        known = f"those that can: {' '.join(OWN)}"
+        raise combine_errors([ConfigError(text, "can have no effect on an export", known) for text in rest])
     for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported")):
         if not own.get(key):
             raise ConfigError(f"{key}=", "is missing", f"say {example}")
+    resolve_run(own)
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
     folder, to = Path(own["run"]).expanduser().absolute(), Path(own["to"]).expanduser().absolute()
     config = run_config(folder, own["run"], [], data=False)

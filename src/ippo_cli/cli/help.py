@@ -30,7 +30,7 @@ other agents of each, on the same examples with the same random numbers: a table
 picture, with the means of self-play and cross-play and their gap.
 """
 EXPORT_HELP = """\
-ippo-export: write a run's agents as Hugging Face folders, each with a model card, and see that they load as the same.
+ippo-export: write a run's agents as Hugging Face folders with model cards, verified to load identically.
 
   ippo-export run=outputs/default/RUN to=exported                     every agent's newest weights: exported/AGENT/
   ippo-export run=outputs/default/RUN to=exported checkpoint=best     or latest, initial, an iteration's number
@@ -61,7 +61,7 @@ ippo-sweep: one table and one picture for a sweep, finished or not.
   ippo-sweep outputs/default/multirun-... to=report            write the report elsewhere
 
 One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a
-95% t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
+95% t-interval. Then the jobs that failed, and the command that resumes the missing jobs. The same is written
 as summary.json and summary.csv, and with matplotlib as summary.png, into the folder. Nothing else is read or changed.
 """
 

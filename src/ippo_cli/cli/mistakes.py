@@ -45,6 +45,7 @@ def _check_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]
     from ippo_cli.cli.arguments import SWEEP_FLAGS
     from ippo_cli.cli.diagnose import check_overrides
     from ippo_cli.cli.flags import flag_errors
+    from ippo_cli.config.evaluation import check_effect
 
     errors = list(flag_errors(typed, own))
     readable = _readable(_overrides(typed, own), errors)
@@ -53,6 +54,9 @@ def _check_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]
     base, is_sweep = _saved_overrides(typed), any(flag in typed for flag in SWEEP_FLAGS)
     wrong, good = check_overrides(readable, base, sweeps=is_sweep)
     errors += wrong
+    if "run" in own:
+        typed_now, of_model = [text for text in readable if text in good], any(text[:6] == "model=" for text in typed)
+        errors = collect_errors([lambda: check_effect(typed_now, of_model=of_model)], errors)
     return errors + _broken_rules(good, errors, training="run" not in own)
 
 

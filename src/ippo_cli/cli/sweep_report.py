@@ -96,7 +96,7 @@ def table(summary: Summary) -> str:
         which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
         lines.append(f"{which} gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on")
     if summary.command is not None and summary.left and (missing or not summary.going_on):
-        lines.append(f"go on with what is missing: ippo-train -m resume={from_here(summary.folder)}")
+        lines.append(f"resume the missing jobs: ippo-train -m resume={from_here(summary.folder)}")
     return "\n".join(lines)
 
 

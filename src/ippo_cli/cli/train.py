@@ -42,7 +42,7 @@ def _with_hydra(typed: Sequence[str]) -> None:
     argv = arguments(typed)
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this
-            raise ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
+            raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
     register_schemas()
     check_own_files(argv)
     shown = _asked_for_job_config(argv)

@@ -117,7 +117,7 @@ def _check_pieces(config: Config) -> Iterator[ConfigError]:
         shown = "null" if value is None else str(getattr(value, "value", value))
         if reason is not None and not rests:
             rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
-            yield ConfigError(f"algorithm.{key}={shown}", f"would do nothing: {reason}", f"use {rest.lower()}")
+            yield ConfigError(f"algorithm.{key}={shown}", f"has no effect: {reason}", f"use {rest.lower()}")
         if reason is None and needed is not None and rests:
             yield ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
 

@@ -271,7 +271,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
-                "leaves actor=tiny nothing to learn its alphabet from",
+                "is needed: actor=tiny builds its vocabulary from reference answers",
                 "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
             )
     elif actor.model is None:
@@ -315,7 +315,7 @@ def _check_turns(config: Config) -> None:
     if history is not History.prefix:
         raise ConfigError(
             f"rollout.history={history.value}",
-            f"would do nothing: task.protocol={task.protocol} task.num_turns=1 have no later turns",
+            f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",
             "use prefix",
         )
 
@@ -330,7 +330,7 @@ def _check_world(task: WorldConfig, history: History) -> None:
         if getattr(task, key, None) == 1 and history not in at_rest:
             raise ConfigError(
                 f"rollout.history={history.value}",
-                f"would do nothing: task.kind={task.kind.value} task.{key}=1 has no later turns",
+                f"has no effect: task.kind={task.kind.value} task.{key}=1 has no later turns",
                 "use prefix",
             )
 

@@ -89,11 +89,11 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
                 card = model_card(config, name, wanted.run, subject, wanted.command, merged=wanted.merged)
                 write_atomically(partial / name / "README.md", card)
                 errors = [
-                    f"{what} differ by {checked[name][key]:.1e} of their size at most"
-                    for key, what in (("deviation", "logits"), ("critic_deviation", "its critic's values"))
+                    f"largest relative difference of {what} {checked[name][key]:.1e}"
+                    for key, what in (("deviation", "logits"), ("critic_deviation", "critic values"))
                     if key in checked[name]
                 ]
-                say(f"{name}: loads as the same model: " + ", ".join(errors))
+                say(f"{name}: verified to load identically: " + ", ".join(errors))
             _finish(partial, wanted, subject, checked)
     finally:
         distributed.shutdown()

@@ -43,7 +43,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
-        raise ConfigError(setting, f"cannot be imported ({located(error)})", "mend the file") from error
+        raise ConfigError(setting, f"cannot be imported ({located(error)})", "correct that file") from error
     return module
 
 

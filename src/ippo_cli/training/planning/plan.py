@@ -235,7 +235,10 @@ def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Ma
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
     once, whole = _duration(seconds), _duration(seconds * plan.num_iterations)
-    _say("time", f"at least {once} per iteration, were all sequences the longest ({parts}), {whole} in all: {how}")
+    _say(
+        "time",
+        f"at least {once} per iteration, with every sequence at its maximum length ({parts}), {whole} in all: {how}",
+    )
 
 
 def _show_missing_weights(config: Config) -> None:
@@ -301,13 +304,13 @@ def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
             text = formats[name].text(first_message(name, agent, task.train[row]))
-            _say(f"{name} reads", repr(text))
+            _say(f"{name} prompt", repr(text))
 
 
 def _show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
-        _say(f"{turn.agent} reads", repr(turn.read))
-        _say(f"{turn.agent} writes", repr(turn.written))
+        _say(f"{turn.agent} prompt", repr(turn.read))
+        _say(f"{turn.agent} action", repr(turn.written))
     if shown.more:
         _say("", f"... {shown.more} more turn{'' if shown.more == 1 else 's'}")
     if shown.end:
