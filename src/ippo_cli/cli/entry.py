@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from ippo_cli import __version__
-from ippo_cli.cli.help import asks_for_help, asks_for_version
+from ippo_cli.cli.help import asks_for_help, asks_for_version, explain_topic, help_topic, unknown_topic
 from ippo_cli.training.garbage import collect_seldom
 
 
@@ -27,8 +27,7 @@ def run_command(
     """
     argv = sys.argv[1:]
     if asks_for_help(argv) or (needs_arguments and not argv):
-        print(help_text, end="")
-        sys.exit(0)
+        _show_help(help_text, help_topic(argv))
     if asks_for_version(argv):
         print(f"{name} {__version__}")
         sys.exit(0)
@@ -36,3 +35,13 @@ def run_command(
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 
     leave(guarded(lambda: command(argv), argv, own if takes_overrides else None))
+
+
+def _show_help(help_text: str, topic: str | None) -> NoReturn:
+    """The command's help, or that of one group or key."""
+    text = help_text if topic is None else explain_topic(topic)
+    if text is None:
+        print(unknown_topic(str(topic)), file=sys.stderr)
+        sys.exit(2)
+    print(text, end="")
+    sys.exit(0)
