@@ -66,8 +66,8 @@ def _places(argv: Sequence[str]) -> tuple[Path, Path]:
 
 def table(summary: Summary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
-    from ippo_cli.cli.sweeps.folder import aligned
     from ippo_cli.cli.sweeps.summary import counted
+    from ippo_cli.config.text import format_table
     from ippo_cli.training.folder import from_here
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
@@ -75,17 +75,12 @@ def table(summary: Summary) -> str:
     by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:
-        body = aligned(
-            ["generation", "member", "job", "from job", "values", "state", "last"],
-            [_member(job, by_number) for job in sorted(summary.jobs, key=_place)],
-            wide=4,
-        )
+        heading = ["generation", "member", "job", "from job", "values", "state", "last"]
+        rows = [_member(job, by_number) for job in sorted(summary.jobs, key=_place)]
     else:
-        body = aligned(
-            ["overrides", "state", "n", "first", "best", "last"],
-            [_line(group) for group in summary.configurations],
-            wide=0,
-        )
+        heading = ["overrides", "state", "n", "first", "best", "last"]
+        rows = [_line(group) for group in summary.configurations]
+    body = "\n".join(format_table([heading, *rows]))
     metric = summary.metric or "score"
     note = f"{metric} on held-out data; best and last of a run" + (
         "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"

@@ -28,6 +28,7 @@ def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     from ippo_cli.cli.arguments import arguments
     from ippo_cli.cli.flags import check_flags
+    from ippo_cli.cli.info import INFO_FLAGS, show_info
     from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
     from ippo_cli.cli.sweep import is_sweep, sweep
@@ -40,6 +41,9 @@ def _with_hydra(typed: Sequence[str]) -> None:
         return
     check_flags(typed)
     argv = arguments(typed)
+    if INFO_FLAGS & set(argv):
+        print(show_info(argv), end="")
+        return
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this
             raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
