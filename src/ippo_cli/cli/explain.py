@@ -42,7 +42,7 @@ def explain(text: str, good: list[str], error: Exception, options: Mapping[str, 
         return wrong
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
         return _explain_value(text, name, value, error)
-    return _explain_key(text, name, node, keys, options)
+    return explain_key(text, name, node, keys, options)
 
 
 def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigError:
@@ -124,12 +124,12 @@ def value_rule(words: str, name: str) -> tuple[str, str]:
         return "is not known", "use one of " + known[1].replace(", ", " ")
     if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
         return "must not be null", f"give a value, or leave {name} out"
-    if "ListConfig" in words or "list" in words.lower():
+    if "ListConfig" in words:
         return "must be a list", f"write '{name}=[a,b]'"
     return "is no value of this key", words
 
 
-def _explain_key(
+def explain_key(
     text: str, name: str, node: DictConfig, keys: Sequence[str], options: Mapping[str, Sequence[str]]
 ) -> ConfigError:
     """A name that the composition does not have."""
