@@ -135,7 +135,7 @@ def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
         raise ConfigError(
             f"model={folder}",
             f"has the agents {' '.join(exported)}, and the task also has {' '.join(missing)}",
-            "choose the task that they were trained on with task=, or export all agents",
+            f"choose the task that they were trained on with task=, or use one of them: model={folder / exported[0]}",
         )
     else:
         found = {name: folder / name for name in agents}
