@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.explain import explain, explain_several_values, first_lines
+from ippo_cli.cli.explain import compose_once, explain, explain_several_values, first_lines
 from ippo_cli.cli.plugins import plugin_not_found
 from ippo_cli.config.errors import ConfigError, combine_errors
-from ippo_cli.config.load import KINDS, compose_node, config_dir
+from ippo_cli.config.load import KINDS, config_dir
 from ippo_cli.config.searchpath import SEARCH_PATH, options_below, own_files
 
 HIDDEN_GROUPS = ("base", "schema")
@@ -35,6 +35,7 @@ def check_overrides(
 
     `sweeps`: whether several values of a key are a sweep, of which the first is checked.
     """
+    compose_once.cache_clear()  # files of the user's may have changed
     ordered = sorted(overrides, key=_turn)
     errors: list[ConfigError] = []
     good = list(base)
@@ -63,7 +64,7 @@ def _check_part(ordered: Sequence[str], good: list[str], errors: list[ConfigErro
     """Add those that can be applied to `good`, and the mistakes of the others to `errors`: halves are tried at once."""
     single = [part for text in ordered for part in _single_values(text)]
     try:
-        compose_node([*good, *single])
+        compose_once((*good, *single))
     except (HydraException, OmegaConfBaseException) as error:
         if len(ordered) == 1:
             errors.append(explain(ordered[0], good, error, groups(good)))
@@ -107,6 +108,6 @@ def _several(text: str, good: Sequence[str]) -> ConfigError | None:
     """What to say of several values, unless the first of them is a mistake already."""
     if _single_values(text)[0] not in good:
         return None
-    node = compose_node([one for one in good if one != _single_values(text)[0]])
+    node = compose_once(tuple(good))
     value = OmegaConf.select(node, text.partition("=")[0].lstrip("+"), throw_on_missing=False)
     return explain_several_values(text, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
 
 
+@lru_cache(maxsize=8)
+def compose_once(overrides: tuple[str, ...]) -> DictConfig:
+    """A composition to be read; one takes half a second, and several mistakes are explained by the same."""
+    return compose_node(overrides)
+
+
 def explain(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
     """Why this override cannot be applied after those in `good`; `options`: those of each group."""
     key, equals, value = text.partition("=")
@@ -35,7 +42,7 @@ def explain(text: str, good: list[str], error: Exception, options: Mapping[str, 
         return explain_argument(text, options)
     if name in options:
         return _explain_choice(text, name, value, good, options[name], error)
-    node = compose_node(good)
+    node = compose_once(tuple(good))
     plain = OmegaConf.to_container(node, resolve=False)
     keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
     if (wrong := _explain_agent(text, name, value, node)) is not None:

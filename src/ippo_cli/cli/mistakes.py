@@ -102,13 +102,14 @@ def _broken_rules(good: Sequence[str], errors: Sequence[ConfigError], *, trainin
     Beside a mistake only typed keys are judged, and no rule with a key that may have been meant by a mistaken one.
     """
     from ippo_cli.cli.diagnose import groups
+    from ippo_cli.cli.explain import compose_once
     from ippo_cli.config.checks import check
     from ippo_cli.config.hardware import world_size
-    from ippo_cli.config.load import compose_node, resolve, typed
+    from ippo_cli.config.load import resolve, typed
     from ippo_cli.engine.launchers import external_world_size
 
     def check_rules() -> None:
-        config = typed(resolve(compose_node(good)))
+        config = typed(resolve(compose_once(tuple(good))))
         check(config, world_size(config, external_world_size()), training=training)
 
     keys = {text.partition("=")[0].lstrip("+~") for text in good}
