@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import json
+import re
 import sys
 import textwrap
 import tokenize
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -19,9 +22,10 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.cli.diagnose import groups
+from ippo_cli.cli.help import WIDTH
 from ippo_cli.config import schema
-from ippo_cli.config.aliases import ALIASES, RUNS
-from ippo_cli.config.constraints import constraint_of
+from ippo_cli.config.aliases import Answer, AnswerKind, read_projects
+from ippo_cli.config.constraints import OneOf, constraint_of
 from ippo_cli.config.load import KEYS_PER_AGENT, KINDS, PER_AGENT, PLAIN, compose_node, config_dir, leaves
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.training.metrics import METRICS
@@ -32,18 +36,19 @@ HELP_HEAD = """\
 ippo-train: train language models with PPO and Independent PPO.
 
 Examples
-  ippo-train                                        the embedded job: two agents, a few minutes on a CPU
+  ippo-train                                        the embedded job, a few minutes on a CPU
   ippo-train algorithm=ippo critic=separate         the same job spelled out
   ippo-train algorithm=ppo critic=value_head seed=3
   ippo-train launch.processes=2 deepspeed=zero2     two ranks on this machine
   ippo-train task=jsonl task.train=train.jsonl task.eval=test.jsonl actor=full actor.model=PATH \\
              reward=function reward.function=reward.py:score
-  ippo-train --new-task mine.yaml                   write a task file to start from, with agents of your own
+  ippo-train --new-task mine.yaml                   write a task file with agents of your own
   ippo-train task=mine.yaml                         train on it
-  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep, one folder per job; sweep.at_once=2 trains two at a time
-  ippo-train -m sweep=ppo_learning_rates            a search, by Optuna; sweep=ppo_population is one on checkpoints
+  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep; sweep.at_once=2 trains two at a time
+  ippo-train -m sweep=ppo_learning_rates            a search by Optuna; sweep=ppo_population: PBT
   ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
-  ippo-train mode=plan                              check everything, show the arithmetic, load nothing
+  ippo-train mode=plan                              check everything, show the arithmetic
+  ippo-train --help algorithm                       a group; --help rollout.temperature: a key
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
 
@@ -53,22 +58,26 @@ HELP_TAIL = """
 Keys (override with key=value; all of them with their meaning are in docs/config.md)
 """
 HELP_END = """
-One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic, how it is
-sampled, algorithm.ppo_epochs and .mini_batch_size), and its kinds: task.agents.high.critic=value_head
+One agent's own values: task.agents.high.actor.learning_rate=1e-5 (any key of actor and critic,
+how it is sampled, algorithm.ppo_epochs and .mini_batch_size), and its kinds:
+task.agents.high.critic=value_head
 One more agent: +task.agents.checker.template='{question}'; one less: ~task.agents.low;
 all of them: 'task.agents={solver:{template:"{question}"},checker:{template:"{answer}?"}}'
 
 Flags
-  --cfg job [--resolve]     show the composed configuration and leave
-  --config-dir=FOLDER       also look here for options, such as FOLDER/task/mine.yaml for task=mine
+  --cfg job [--resolve]     show the composed configuration and exit
+  --config-dir=FOLDER       also look here for options: FOLDER/task/mine.yaml for task=mine
   --new-task FILE.yaml      write a commented task file and example rows, and say how to use them
-  -m, --multirun            sweep over comma-separated values, range(1,4), glob(*); resume=auto goes on with a sweep
+  -m, --multirun            sweep over comma-separated values, range(1,4), glob(*); resume=auto
+                            resumes a sweep
+  --info                    versions of this program and its libraries, and where options are found
   -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
-  -h, --help                this text
+  -h, --help [GROUP|KEY]    this text, or what a group or key means
   -V, --version             the version
 
-Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 11 hanging, 12 reward failures,
-            13 storage, 14 resume refused, 75 preempted and saved, 130 interrupted
+Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 11 hanging,
+            12 reward failures, 13 storage, 14 resume refused, 75 preempted and saved,
+            130 interrupted
 """
 TOP_KEYS = ("name", "seed", "num_iterations", "num_epochs", "output_dir", "mode", "resume")
 SHOWN = (
@@ -137,6 +146,8 @@ def default_choice(group: str) -> str:
 
 
 def shown(value: Any) -> str:
+    if isinstance(value, str) and (preset := re.match(r"\$\{fit_mini_batch:(\d+),", value)):
+        return f"{preset[1]} (fits a smaller buffer)"
     text = "null" if value is None else str(getattr(value, "value", value)).replace("\n", "\\n")
     return {"True": "true", "False": "false"}.get(text, text)
 
@@ -146,13 +157,100 @@ def help_text() -> str:
     for group, options in ordered_groups().items():
         first = default_choice(group)
         ordered = [first, *(option for option in options if option != first)] if first else options
-        lines.append(f"  {group:<12}{' | '.join(ordered)}")
+        lines += _folded_columns(f"  {group:<12}", " | ".join(ordered))
     lines.append(HELP_TAIL.rstrip("\n"))
     node = compose_node([])
     for key in (*TOP_KEYS, *SHOWN):
         group, _, leaf = key.rpartition(".")
-        lines.append(f"  {key:<30}{shown(OmegaConf.select(node, key)):<12}{_comment(node, group, leaf)}")
+        value = shown(OmegaConf.select(node, key))
+        lines += _folded_columns(f"  {key:<30}{value:<12}", _comment(node, group, leaf))
     return "\n".join(lines) + "\n" + HELP_END
+
+
+def _folded_columns(left: str, right: str) -> list[str]:
+    """A name, and what it means beside it, over as many lines of a terminal as that takes."""
+    first, *others = textwrap.wrap(right, WIDTH - len(left), break_on_hyphens=False)
+    return [left + first, *(" " * len(left) + line for line in others)]
+
+
+def help_keys() -> str:
+    """What `--help GROUP` and `--help KEY` read: options, keys, and the other projects' names."""
+    peers = {
+        theirs: f"{answer.rule}; {answer.remedy}"
+        for project in reversed(read_projects().values())
+        for theirs, answer in project.keys.items()
+    }
+    keys = dict(_help_entries(schema.RunConfig, {"": compose_node([])}, ""))
+    found: dict[str, dict[str, str]] = {}
+    for group, options in ordered_groups().items():
+        first = default_choice(group)
+        ordered = [first, *(option for option in options if option != first)] if first else options
+        found[group] = {option: _first_comment(config_dir() / group / f"{option}.yaml") for option in ordered}
+        by_class: dict[type[Any], dict[str, Any]] = {}
+        for option in ordered:
+            node = compose_node([f"{group}={option}"])[group]
+            by_class.setdefault(OmegaConf.get_type(node), {})[option] = node
+        for cls, nodes in by_class.items():
+            for key, entry in _help_entries(cls, nodes, f"{group}."):
+                known = keys.setdefault(key, entry)
+                known["defaults"] += [default for default in entry["defaults"] if known is not entry]
+    agent = _help_entries(schema.SpeakerConfig, {}, "task.agents.NAME.")
+    keys |= dict(agent)
+    for entry in keys.values():
+        if len({value for value, _ in entry["defaults"]}) == 1:
+            entry["defaults"] = [[entry["defaults"][0][0], []]]
+    return json.dumps({"groups": found, "keys": keys, "peers": peers}, indent=0, ensure_ascii=False) + "\n"
+
+
+def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tuple[str, dict[str, Any]]]:
+    """Each key of a class with its type, allowed values, defaults by option, and other projects' names."""
+    entries: list[tuple[str, dict[str, Any]]] = []
+    notes = comments(cls)
+    for leaf, hint in hints(cls).items():
+        if leaf in ("agents", "kind") or (cls is AgentConfig and leaf in PER_AGENT):
+            continue
+        if isinstance(hint, type) and is_dataclass(hint):
+            inner = {name: node[leaf] for name, node in nodes.items()}
+            entries += _help_entries(hint, inner, f"{prefix}{leaf}.")
+            continue
+        by_value: dict[str, list[str]] = {}
+        for option, node in nodes.items():
+            by_value.setdefault(shown(OmegaConf.to_container(node)[leaf]), []).append(option)
+        entry = {
+            "type": spelled(hint),
+            "meaning": notes[leaf],
+            "values": _values_of(hint),
+            "defaults": [[value, [option for option in options if option]] for value, options in by_value.items()],
+            "peers": _peer_names(f"{prefix}{leaf}"),
+        }
+        entries.append((f"{prefix}{leaf}", entry))
+    return entries
+
+
+def _values_of(hint: Any) -> list[str]:
+    """The values of an enumeration, or the texts that are known."""
+    if isinstance(constraint := constraint_of(hint), OneOf):
+        return list(constraint.choices)
+    if hint is bool:
+        return ["true", "false"]
+    kinds = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Enum)]
+    return [str(member.value) for member in kinds[0]] if kinds else []
+
+
+def _peer_names(key: str) -> list[str]:
+    """Names that other projects have for a key."""
+    return [
+        f"{theirs} ({name})"
+        for name, project in read_projects().items()
+        for theirs, answer in project.keys.items()
+        if answer.kind is AnswerKind.use and re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", answer.text)
+    ]
+
+
+def _first_comment(file: Path) -> str:
+    """What a YAML file says of itself in its first comment."""
+    lines = [line for line in file.read_text().splitlines() if line.startswith("#") and "@package" not in line]
+    return lines[0].lstrip("# ") if lines else ""
 
 
 def _comment(node: DictConfig, group: str, leaf: str) -> str:
@@ -256,19 +354,23 @@ def metrics_page() -> str:
 
 def migrating_page() -> str:
     lines = [
-        "# Coming from another project",
+        "# Migrating from another project",
         "",
-        "Generated by `scripts/docs.py` from `src/ippo_cli/config/aliases.py`.",
-        "Typing one of the other project's keys gives an error that names ours.",
+        "Generated by `scripts/docs.py` from `src/ippo_cli/config/peers.yaml`.",
+        "Typing one of the other project's keys gives an error with the same answer.",
         "",
     ]
-    for project, names in ALIASES.items():
-        lines += [f"## {project}", ""]
-        for run, command in RUNS[project]:
+    for name, project in read_projects().items():
+        lines += [f"## {name}", ""]
+        for run, command in project.runs:
             lines += [f"{run}:", "", "```", *_folded(command), "```", ""]
         lines += ["| there | here |", "|---|---|"]
-        lines += [f"| `{theirs}` | {ours} |" for theirs, ours in names.items()] + [""]
+        lines += [f"| `{theirs}` | {_cell(_answer(answer))} |" for theirs, answer in project.keys.items()] + [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _answer(answer: Answer) -> str:
+    return f"not here, because {answer.text}" if answer.kind is AnswerKind.absent else answer.text
 
 
 def _folded(command: str) -> list[str]:
@@ -323,6 +425,7 @@ def _tour_line(file: Path) -> str:
 PAGES = {
     "docs/architecture.md": architecture_page,
     "src/ippo_cli/cli/help.txt": help_text,
+    "src/ippo_cli/cli/help_keys.json": help_keys,
     "docs/config.md": config_page,
     "docs/metrics.md": metrics_page,
     "docs/migrating.md": migrating_page,

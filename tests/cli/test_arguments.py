@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.cli.arguments import arguments, quoted, with_one_search_path
 from ippo_cli.cli.diagnose import diagnose
-from ippo_cli.cli.flags import refuse_unknown
+from ippo_cli.cli.flags import check_flags
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, resolve
 from ippo_cli.config.load import typed as typed_config
@@ -300,12 +300,12 @@ def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> Non
 )
 def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse_unknown(typed, own=["checkpoint"])
+        check_flags(typed, own=["checkpoint"])
     assert said in str(raised.value)
 
 
 def test_flags_that_are_taken_are_let_through() -> None:
-    refuse_unknown(["-m", "--cfg", "job", "--resolve", "--cfg=job", "--config-dir", "x", "--local_rank=0", "seed=--1"])
+    check_flags(["-m", "--cfg", "job", "--resolve", "--cfg=job", "--config-dir", "x", "--local_rank=0", "seed=--1"])
 
 
 def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:

@@ -78,7 +78,7 @@ def test_garbled_overrides_are_told(ippo_eval: Call, run: Path) -> None:
 def test_a_run_without_a_checkpoint_is_told(ippo_eval: Call, run: Path) -> None:
     code, said = ippo_eval(f"run={run}")
     assert code == 14
-    assert "there is no intact checkpoint=latest; those there: none" in said
+    assert "there are no checkpoints, and only the initial weights can be used" in said
     code, said = ippo_eval(f"run={run}", "checkpoint=best")
     assert code == 14
     assert "run.json tells of no evaluation" in said
@@ -247,7 +247,7 @@ def test_rows_that_a_run_was_trained_on_are_not_held_out_by_another_share_or_fil
     code, said = ippo_eval(
         f"run={run}", "task.eval_share=null", f"task.eval={tmp_path / 'rows.jsonl'}", "task.filter=a"
     )
-    assert (code, "there is no intact checkpoint" in said) == (14, True), said
+    assert (code, "there are no checkpoints" in said) == (14, True), said
 
 
 def test_a_model_needs_a_task(ippo_eval: Call, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_cannot_be_exported_is_told(call: Call, run: Path, tmp_path: Path) 
         ((f"run={run}", "to=x", "seed=1"), 2, "ippo: seed=1 can have no effect on an export; those that can: run"),
         ((f"run={run}", "to=x", "merged=no"), 2, "ippo: merged=no is neither true nor false"),
         ((f"run={tmp_path}", "to=x"), 14, "ippo: run="),
-        ((f"run={run}", f"to={tmp_path / 'x'}"), 14, f"ippo: run={run}: there is no intact checkpoint=latest"),
+        ((f"run={run}", f"to={tmp_path / 'x'}"), 14, f"ippo: run={run}: there are no checkpoints"),
         ((f"run={run}", "--to", "x"), 2, "ippo: --to x is no flag; settings are written without dashes"),
     ):
         found = call(export, *arguments)
@@ -73,7 +73,7 @@ def test_what_cannot_be_talked_to_is_told(call: Call, run: Path) -> None:
         ((f"run={run}", "seed=x"), 2, "ippo: seed=x is no number"),
         (("model=x", "checkpoint=best"), 2, "ippo: checkpoint=best names the weights of a run"),
         (("model=/no/such",), 3, "ippo: actor.model=/no/such: there is no such file or folder"),
-        ((f"run={run}", "agent=low"), 14, f"ippo: run={run}: there is no intact checkpoint=latest"),
+        ((f"run={run}", "agent=low"), 14, f"ippo: run={run}: there are no checkpoints"),
     ):
         found = call(chat, *arguments)
         assert (found[0], found[1][: len(begins)]) == (code, begins)

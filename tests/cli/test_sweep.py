@@ -38,8 +38,8 @@ def refusal(*argv: str) -> str:
 
 def test_all_jobs_that_cannot_run_are_named_and_nothing_is_left_behind(folder: Path) -> None:
     lines = refusal("algorithm=ippo,pppo", "seed=1,x", "num_iterations=3").splitlines()
-    assert lines[0].startswith("job 2 of 4: algorithm=ippo seed=x: seed=x does not fit; ")
-    assert lines[1].startswith("jobs 3 4 of 4: algorithm=pppo: algorithm=pppo names no option of this group; ")
+    assert lines[0].startswith("job 2 of 4: algorithm=ippo seed=x: seed=x must be a whole number; ")
+    assert lines[1].startswith("jobs 3 4 of 4: algorithm=pppo: algorithm=pppo is an unknown option; ")
     assert lines[-1] == "no job was started"
     assert list(folder.iterdir()) == []
 
@@ -54,7 +54,7 @@ def test_the_keys_of_an_option_that_is_swept_may_be_given(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     said = refusal("task=jsonl,gsm8k", "task.train=a.jsonl", "task.eval=a.jsonl", "seed=1,x")
     assert "is no key" not in said
-    assert "jobs 2 4 of 4: seed=x: seed=x does not fit" in said
+    assert "jobs 2 4 of 4: seed=x: seed=x must be a whole number" in said
 
 
 def test_beside_a_glob_the_bad_key_is_found() -> None:

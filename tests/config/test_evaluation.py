@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import refuse_unlike, refuse_without_effect
+from ippo_cli.config.evaluation import check_effect, refuse_unlike
 from ippo_cli.config.load import load_config
 
 DIVIDED = ("task=jsonl", "task.train=a.jsonl", "task.eval=null", "task.eval_share=0.2", "actor.model=x")
@@ -42,4 +42,4 @@ def test_runs_that_were_scored_by_other_judges_are_not_compared_before_one_is_na
     for key, value in {"model": "small", "url": "http://there/v1", "template": "{response}"}.items():
         with pytest.raises(ConfigError, match=rf"^run=other has reward\.{key}={re.escape(value)}"):
             refuse_unlike("one", one, "other", judged(**{key: value}))
-        refuse_without_effect([f"reward.{key}={value}"], of_model=False)
+        check_effect([f"reward.{key}={value}"], of_model=False)

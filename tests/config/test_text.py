@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.config.text import cut, fitting, listed, shortened, text_width
+from ippo_cli.config.text import cut, fitting, format_table, listed, shortened, text_width
 
 
 @pytest.mark.parametrize(("text", "width"), [("", 0), ("abc", 3), ("中文", 4), ("é", 1), ("e\u0301", 1), ("…▁", 2)])
@@ -41,3 +41,12 @@ def test_as_many_parts_are_shown_as_fit_and_the_others_counted() -> None:
     assert fitting(parts, 19) == "first, and 2 more"
     assert fitting(parts, 3) == "3 more"
     assert fitting([], 3) == ""
+
+
+def test_a_table_that_is_too_wide_is_wrapped() -> None:
+    rows = [["name", "meaning", "n"], ["first", "word " * 40, "12"], ["x" * 50, "short", "3"]]
+    lines = format_table(rows, width=60)
+    assert max(map(len, lines)) <= 60
+    assert " ".join(line[-8:] for line in lines).split()[0] == "n"
+    assert "".join("".join(line.split()) for line in lines).count("word") == 40
+    assert format_table([["a", "b"], ["1", "22"]], numbers=True) == ["a   b", "1  22"]

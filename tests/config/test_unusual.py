@@ -27,13 +27,13 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
     [
         ("actor_learning_rate", {"actor.learning_rate": 1e-3}, {}, "actor.learning_rate is 0.001, 100 times"),
         ("critic_learning_rate", {"critic.learning_rate": 1e-3}, {}, "critic.learning_rate is 0.001, 100 times"),
-        ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "asks 128 prompts and the training data has 127"),
-        ("passes", {}, {"rows": 200}, "num_iterations=400 asks 256 times the 200 training examples"),
+        ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "samples 128 prompts and the training data has 127"),
+        ("passes", {}, {"rows": 200}, "num_iterations=400 is 256 epochs of the 200 training examples"),
         (
             "passes",
             {"num_iterations": 5, "actor.warmup_iterations": 0},
             {},
-            "num_iterations=5 asks 8.6% of the 7473 training examples",
+            "num_iterations=5 covers 8.6% of the 7473 training examples",
         ),
         ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),

@@ -11,7 +11,7 @@ import pytest
 from loaded import loaded
 
 from ippo_cli.cli.diagnose import groups
-from ippo_cli.config.aliases import ALIASES
+from ippo_cli.config.aliases import read_projects
 from ippo_cli.config.load import KINDS, PLAIN, compose_node, leaves, resolve
 from ippo_cli.training.metrics import METRICS
 
@@ -51,15 +51,16 @@ def test_the_pages_name_every_key_metric_and_alias() -> None:
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert all(f"| `{key}` |" in metrics for key in METRICS)
     migrating = (ROOT / "docs/migrating.md").read_text()
-    assert all(f"| `{theirs}` |" in migrating for names in ALIASES.values() for theirs in names)
+    assert all(f"| `{theirs}` |" in migrating for project in read_projects().values() for theirs in project.keys)
 
 
 def test_help_lists_every_group_with_every_option() -> None:
     text = (ROOT / "src/ippo_cli/cli/help.txt").read_text()
     for group, options in groups().items():
-        line = re.search(rf"^  {group} +(.*)$", text, re.MULTILINE)
-        assert group == "experiment" or line is not None, group
-        assert line is None or sorted(line[1].split(" | ")) == sorted(options)
+        lines = re.search(rf"^  {group} +(.*(?:\n {{14}}\S.*)*)$", text, re.MULTILINE)
+        assert group == "experiment" or lines is not None, group
+        listed = " ".join(lines[1].split()) if lines else ""
+        assert lines is None or sorted(re.split(r" ?\| ?", listed)) == sorted(options)
 
 
 def test_no_row_of_a_table_is_broken_by_a_bar_in_its_text() -> None:

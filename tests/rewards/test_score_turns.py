@@ -112,7 +112,7 @@ def test_an_agents_own_weight_of_what_a_reward_does_not_give_is_refused(
     given: dict[str, Any], key: str, said: str, settings: Make
 ) -> None:
     weights = {"low": settings(), "high": settings(**{key: 0.5})}
-    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 would do nothing: the reward gives no numbers {said}"
+    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward gives no numbers {said}"
     with pytest.raises(ConfigError, match=rule):
         refuse_idle_weights(Reward(**given), weights, settings())
     refuse_idle_weights(Reward(**given, valid=[False]), weights, settings())  # nothing is known of it

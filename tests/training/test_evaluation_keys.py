@@ -21,7 +21,7 @@ from servers import Said, serving
 from ippo_cli.config import schema
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, refuse_without_effect
+from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, check_effect
 from ippo_cli.config.load import KINDS, PLAIN, load_config
 from ippo_cli.evaluation.evaluate_run import evaluate_model
 
@@ -221,7 +221,7 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool
     for key in every_key() - allowed:
         typed = key.replace("*", "low")
         with pytest.raises(ConfigError, match="can have no effect on") as raised:
-            refuse_without_effect([f"{typed}=1"], of_model=of_model)
+            check_effect([f"{typed}=1"], of_model=of_model)
         assert "evaluation.{seed,size,sampled,num_generations,greedy}" in str(raised.value)
     for key in allowed:
-        refuse_without_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)
+        check_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)

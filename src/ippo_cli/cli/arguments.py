@@ -9,7 +9,7 @@ from typing import Any
 
 from ippo_cli.config.commands import PATH_KEYS, last_value, quote_for_shell, typed_path
 from ippo_cli.config.commands import quote_for_hydra as _literal
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.places import PLACES, TEXTS, absolute_place, escape_interpolations, make_absolute
 
 SWEEP_FLAGS = ("-m", "--multirun")
@@ -18,6 +18,7 @@ HYDRAS_OF_RUNS = ("hydra.searchpath", "hydra.callbacks", "hydra.job.env_")
 HYDRAS_OF_SWEEPS = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.job.", "hydra.mode")
 """Keys of Hydra's that have an effect, by how they begin; sweepers are `hydra.sweeper`."""
 FOLDER_FLAGS = ("--config-dir", "-cd")
+REMOTE_TRACKERS = ("wandb", "mlflow")  # in the order in which the option of both is named
 LAUNCHERS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
 YAML_FILES = (".yaml", ".yml")
 AGENTS = "task.agents"
@@ -41,6 +42,7 @@ def arguments(typed: Sequence[str]) -> list[str]:
     path, so that they are kept with a run's other overrides; files and folders in full; agents that are added by
     typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
     such as `{question}`."""
+    _check_shell_splits(typed)
     kept, folders = _folders([text for text in typed if not text.startswith(LAUNCHERS)])
     resumed = last_value(kept, "resume") not in (None, "never", "auto", "must")  # it may be a sweep
     sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*kept})
@@ -51,14 +53,15 @@ def arguments(typed: Sequence[str]) -> list[str]:
         if text.startswith("~") and not key.startswith(f"{AGENTS}."):
             raise ConfigError(
                 text,
-                "takes away what a run needs; agents alone can be taken away",
+                "cannot be deleted",
                 f"give it another value, as {key}=VALUE",
             )
         if key in NOT_HYDRAS:
-            raise ConfigError(text, "is not for Hydra to say: a run's folder is its own", NOT_HYDRAS[key])
+            raise ConfigError(text, "is not supported", NOT_HYDRAS[key])
         _check_has_effect(text, key, sweeps=sweeps)
         if re.fullmatch(OPEN, key):
             text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
+        text = _meant_choice(text)
         text, files = _options_by_file(text)
         folders += files
         overrides.append(quoted(_in_full(text)))
@@ -93,6 +96,44 @@ def _check_one_value(text: str) -> None:
 
 def _outside_quotes(value: str) -> str:
     return re.sub(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\[[^\]]*\]|\([^)]*\)""", "", value)
+
+
+def _check_shell_splits(typed: Sequence[str]) -> None:
+    """Raise `ConfigError` for a value that the shell took apart: `KEY={a:1,b:2}` without quotes is two arguments."""
+    values: dict[str, list[str]] = {}
+    for text in typed:
+        key, equals, value = text.partition("=")
+        if equals and not key.startswith("-"):
+            values.setdefault(key, []).append(value)
+    errors = [
+        ConfigError(f"{key}={parts[0]}", "was taken apart by the shell", f"quote it: '{key}={{{','.join(parts)}}}'")
+        for key, parts in values.items()
+        if (len(parts) > 1 and any(map(_is_unbalanced, parts))) or re.match(r"\w+:\[", parts[0])
+    ]
+    if errors:
+        raise combine_errors(errors)
+
+
+def _is_unbalanced(value: str) -> bool:
+    """Whether brackets outside of quotes do not match."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
+    return any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}", "()"))
+
+
+def _meant_choice(text: str) -> str:
+    """`experiment=` is written with a plus, and a list of trackers is the option that has them all."""
+    key, equals, value = text.partition("=")
+    if equals and key == "experiment":
+        return f"+{text}"
+    if key != "tracker" or not re.fullmatch(r"\[.*\]", value):
+        return text
+    names = {part.strip().strip("'\"") for part in value[1:-1].split(",")}
+    unknown = names - {"tensorboard", *REMOTE_TRACKERS}
+    if unknown or not names:
+        shown = " ".join(("tensorboard", *REMOTE_TRACKERS))
+        raise ConfigError(text, "is no list of trackers", f"choose from {shown}, or tracker=none alone")
+    remote = "_".join(name for name in REMOTE_TRACKERS if name in names)
+    return f"tracker={remote or 'tensorboard'}"  # tracker.tensorboard says whether its files are written beside them
 
 
 def _with_kind(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ippo_cli.cli.configured import model_config, own_keys, refuse_mistyped, run_config, yes_or_no
+from ippo_cli.cli.configured import model_config, own_keys, refuse_mistyped, resolve_run, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
 from ippo_cli.config.commands import typed_path
@@ -28,6 +28,7 @@ def _chat(argv: list[str]) -> None:
     if bool(own.get("run")) == bool(own.get("model")):
         refuse_mistyped(overrides, OWN)
         raise ConfigError(f"run={own.get('run', '')}", "or model= is needed, and not both", "say run=outputs/NAME/ID")
+    resolve_run(own)
     if "checkpoint" in own and "model" in own:
         raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
     for text in overrides:

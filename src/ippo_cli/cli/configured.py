@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ippo_cli.config.commands import hydra_override, typed_path
+from ippo_cli.config.commands import hydra_override, typed_path, typed_paths
 
 SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys on which it depends which of the training rows are held out."""
+LISTING = "export.json"
+"""The file of a folder that ippo-export wrote, which has one folder for each agent."""
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """What is typed for a command's own keys, and the overrides of a run beside them."""
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import refuse_unknown
+    from ippo_cli.cli.flags import check_flags
 
-    refuse_unknown(argv, own)
+    check_flags(argv, own)
     found: dict[str, str] = {}
     rest: list[str] = []
     for text in argv:
@@ -47,6 +50,28 @@ def names(text: str) -> list[str]:
     """The names of a list, `[a,b]` or `a,b`."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
+
+
+def resolve_run(own: dict[str, str]) -> None:
+    """Replace `run=`, where it is one run, by its folder, and `checkpoint=` by what the path names.
+
+    Raises `ConfigError` where `checkpoint=` says something else.
+    """
+    from ippo_cli.cli.run_folders import find_run
+    from ippo_cli.config.errors import ConfigError
+
+    typed = typed_paths(own.get("run", ""))
+    if len(typed) != 1:
+        return
+    folder, checkpoint = find_run(typed[0])
+    if folder != Path(typed[0]).absolute():
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        print(f"run={typed[0]} is run={shown}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr)
+        own["run"] = str(shown)
+    if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"leave it out, or use run={folder}"
+        )
 
 
 def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
@@ -81,15 +106,48 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
 
 def model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
     """The configuration of a model that is asked by every agent of a task."""
-    config = composed([*chosen(model), *overrides], overrides, of_model=True, data=data)
+    config = composed([*choose_models(model, overrides), *overrides], overrides, of_model=True, data=data)
     _refuse_made_locally(config)
     return config
 
 
-def chosen(model: str) -> list[str]:
-    """The overrides that `model=` stands for."""
-    path = typed_path(model)
-    return ["actor=full", hydra_override("actor.model", str(path.absolute()) if path.exists() else model)]
+def choose_models(model: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that `model=` stands for: one model for every agent, or those of a team that was exported."""
+    folder = typed_path(model)
+    if not (folder / LISTING).is_file():
+        return ["actor=full", hydra_override("actor.model", str(folder.absolute()) if folder.exists() else model)]
+    from ippo_cli.config.load import compose_node
+
+    models = _match_agents(folder, [str(name) for name in compose_node(overrides).task.agents])
+    return ["actor=full", *(hydra_override(f"task.agents.{name}.actor.model", place) for name, place in models.items())]
+
+
+def exported_models(folder: Path, config: Config) -> dict[str, str] | None:
+    """By agent the folders of a team that was exported; None for a folder that is a model itself."""
+    return _match_agents(folder, list(config.task.agents)) if (folder / LISTING).is_file() else None
+
+
+def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
+    """By the task's agents the folders of those exported. Raises `ConfigError` where they are others."""
+    from ippo_cli.config.errors import ConfigError
+
+    exported = list(json.loads((folder / LISTING).read_text())["agents"])
+    if len(exported) == len(agents) == 1:
+        found = {agents[0]: folder / exported[0]}
+    elif missing := [name for name in agents if name not in exported]:
+        raise ConfigError(
+            f"model={folder}",
+            f"has the agents {' '.join(exported)}, and the task also has {' '.join(missing)}",
+            f"choose the task that they were trained on with task=, or use one of them: model={folder / exported[0]}",
+        )
+    else:
+        found = {name: folder / name for name in agents}
+    for place in found.values():
+        if not (place / "config.json").is_file():
+            raise ConfigError(
+                f"model={folder}", f"has an adapter alone in {place.name}/", "export it with merged=true, or use run="
+            )
+    return {name: str(place.absolute()) for name, place in found.items()}
 
 
 def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
@@ -97,14 +155,14 @@ def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data
     from ippo_cli.cli.arguments import with_one_search_path
     from ippo_cli.cli.hub import settle_hub
     from ippo_cli.config.checks import check
-    from ippo_cli.config.evaluation import refuse_without_effect
+    from ippo_cli.config.evaluation import check_effect
     from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import compose_node, resolve, typed
 
     combined = with_one_search_path(overrides)
     check_own_files(combined)
     node = compose_node(combined)  # first: what is no key at all is told as such
-    refuse_without_effect(typed_now, of_model=of_model)
+    check_effect(typed_now, of_model=of_model)
     config = typed(resolve(node))
     check(config, 1, training=False)
     settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint

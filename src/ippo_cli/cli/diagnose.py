@@ -1,44 +1,48 @@
-"""From Hydra's errors to ours: which override is wrong, and what would work."""
+"""From Hydra's errors to ours: which overrides are wrong, and what would work."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.cli.plugins import PACKAGES, no_such_plugin, plugin_not_found
-from ippo_cli.config.aliases import ours
-from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import KINDS, SWEEPS, compose_node, config_dir, leaves
-from ippo_cli.config.searchpath import SEARCH_PATH, entries, options_below, own_files
-from ippo_cli.config.text import closest
-from ippo_cli.config.yaml_source import shortest
+from ippo_cli.cli.explain import compose_once, explain, explain_several_values, first_lines
+from ippo_cli.cli.plugins import plugin_not_found
+from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.config.load import KINDS, config_dir
+from ippo_cli.config.searchpath import SEARCH_PATH, options_below, own_files
 
 HIDDEN_GROUPS = ("base", "schema")
 
 
 def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
-    """The first override that cannot be applied, with its remedy; Hydra's own words where none is to blame."""
-    good: list[str] = []
-    for text in sorted(overrides, key=_turn):
-        try:
-            compose_node([*good, *_single_values(text)])
-        except (HydraException, OmegaConfBaseException) as own:
-            return _explain(text, good, own)
-        good += _single_values(text)
-    if several := re.search(r"Ambiguous value for argument '(.*)'", str(error)):
-        key, _, values = several[1].partition("=")
-        return ConfigError(
-            several[1], "has several values", f"add -m to sweep over them, or write a list: {key}=[{values}]"
-        )
-    return plugin_not_found(str(error)) or ConfigError("configuration", "cannot be composed", _first_lines(error))
+    """The overrides that cannot be applied, with their remedies; Hydra's own words where none is to blame."""
+    several = re.search(r"Ambiguous value for argument '(.*)'", str(error)) is not None
+    errors, _ = check_overrides(overrides, sweeps=not several)
+    if errors:
+        return combine_errors(errors)
+    return plugin_not_found(str(error)) or ConfigError("configuration", "cannot be composed", first_lines(error))
+
+
+def check_overrides(
+    overrides: Sequence[str], base: Sequence[str] = (), *, sweeps: bool = False
+) -> tuple[list[ConfigError], list[str]]:
+    """The mistakes among these overrides, and those that can be applied to `base`, each with a single value.
+
+    `sweeps`: whether several values of a key are a sweep, of which the first is checked.
+    """
+    compose_once.cache_clear()  # files of the user's may have changed
+    ordered = sorted(overrides, key=_turn)
+    errors: list[ConfigError] = []
+    good = list(base)
+    _check_part(ordered, good, errors)
+    if not sweeps:
+        errors += [found for text in ordered if text not in _single_values(text) and (found := _several(text, good))]
+    return _without_consequences(errors), good
 
 
 def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -56,6 +60,33 @@ def offered(completions: str) -> str:
     return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
 
 
+def _check_part(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
+    """Add those that can be applied to `good`, and the mistakes of the others to `errors`: halves are tried at once."""
+    single = [part for text in ordered for part in _single_values(text)]
+    try:
+        compose_once((*good, *single))
+    except (HydraException, OmegaConfBaseException) as error:
+        if len(ordered) == 1:
+            errors.append(explain(ordered[0], good, error, groups(good)))
+            return
+        if ordered:
+            _check_part(ordered[: len(ordered) // 2], good, errors)
+            _check_part(ordered[len(ordered) // 2 :], good, errors)
+            return
+        raise
+    good += single
+
+
+def _without_consequences(errors: list[ConfigError]) -> list[ConfigError]:
+    """Without keys of a group of which the chosen option is a mistake itself."""
+    wrong = {error.key.lstrip("+") for error in errors if error.key.lstrip("+") in KINDS}
+    return [
+        error
+        for error in errors
+        if not (error.key.lstrip("+~").partition(".")[0] in wrong and "is no key of" in str(error))
+    ]
+
+
 def _turn(text: str) -> tuple[bool, bool]:
     """Folders first, for the options in them; then choices: they decide what keys exist."""
     return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in groups()
@@ -63,127 +94,20 @@ def _turn(text: str) -> tuple[bool, bool]:
 
 def _single_values(text: str) -> list[str]:
     """The override with the first value of a sweep: `seed=1,2` is no value outside a sweep."""
-    parsed = OverridesParser.create().parse_override(text)
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+    except HydraException:
+        return [text]
     if parsed.is_sweep_override():
         value = next(iter(parsed.sweep_string_iterator()))
         return [f"{text.split('=')[0]}={value}"]
     return [text]
 
 
-def _explain(text: str, good: list[str], error: Exception) -> ConfigError:
-    key, _, value = text.partition("=")
-    name = key.lstrip("+~")
-    if name in PACKAGES:
-        return no_such_plugin(name, value)
-    options = groups(good)
-    if not _:
-        return ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
-    if name in options:
-        return _explain_choice(text, name, value, good, options[name], error)
-    node = compose_node(good)
-    plain = OmegaConf.to_container(node, resolve=False)
-    keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
-    if (agent := re.match(r"task\.agents\.([^.]+)", name)) and not re.fullmatch(r"[A-Za-z]\w*", agent[1]):
-        return ConfigError(text, f"names an agent {agent[1]!r}", "use letters, digits and '_' in its name")
-    if name == "task.agents" and _:
-        there = " ".join(f"~task.agents.{known}" for known in node.task.agents)
-        return ConfigError(
-            text,
-            "names agents at once, and they are added and removed one by one",
-            "use +task.agents.NAME.template=TEXT to add one"
-            + (f", and {there} to remove those there are" if there else ""),
-        )
-    if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
-        if value == "null" and not agent[2]:
-            return ConfigError(text, "does not remove the agent", f"use ~{name}")
-        if agent[1] not in node.task.agents:
-            there = " ".join(str(known) for known in node.task.agents)
-            return ConfigError(
-                text,
-                f"names no agent{closest(agent[1], there.split())}",
-                f"there {'are' if there else 'is'} {there or 'none yet'}; "
-                f"+{name}{'' if agent[2] else '.template'}= adds one",
-            )
-    if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
-        bare = value.strip("'\"")
-        if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
-            return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
-        return ConfigError(text, "does not fit", _first_lines(error))
-    group, _, leaf = name.partition(".")
-    kinds = SWEEPS if group == "sweep" else KINDS.get(group, {})
-    others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
-    if others:
-        return ConfigError(
-            text,
-            f"is no key of {group}={node[group].kind.value}",
-            "use " + " or ".join(f"{group}={kind}" for kind in others),
-        )
-    elsewhere = ours(name)
-    if elsewhere is not None and elsewhere[1] != name:
-        return ConfigError(text, f"is no key here ({elsewhere[0]} has it)", f"use {elsewhere[1]}")
-    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
-    if same and ".agents." not in name:
-        return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
-    if mended := list(dict.fromkeys(one for key in keys if (one := _with_one_part_mended(name, key)))):
-        return ConfigError(text, "is no key", "did you mean " + " or ".join(mended[:3]) + "?")
-    return ConfigError(
-        text, "is no key", _suggest(name, _reachable(name, keys, options), "did you mean ", question=True)
-    )
-
-
-def _with_one_part_mended(name: str, key: str) -> str | None:
-    """A long name as it was typed, but for one part that is spelled as the key's: an agent's own name stays."""
-    typed, known = name.split("."), key.split(".")
-    if len(typed) != len(known) or len(typed) < 3:
+def _several(text: str, good: Sequence[str]) -> ConfigError | None:
+    """What to say of several values, unless the first of them is a mistake already."""
+    if _single_values(text)[0] not in good:
         return None
-    known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
-    wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
-    alike = len(wrong) == 1 and difflib.get_close_matches(wrong[0][0], [wrong[0][1]])
-    return ".".join(known) if alike else None
-
-
-def _explain_choice(
-    text: str, group: str, value: str, good: Sequence[str], options: Sequence[str], error: Exception
-) -> ConfigError:
-    """A group's option that is not there, or one that cannot be composed."""
-    option = value.strip("'\"")
-    if option in options:
-        own = [shortest(file) for at, file in own_files(good) if (at, file.stem) == (group, option)]
-        return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{_first_lines(error)}")
-    if option.startswith("{"):
-        return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
-    for folder in entries(good):
-        if (file := Path(folder) / group / f"{option}.yml").is_file():
-            return ConfigError(
-                text,
-                f"lies in {shortest(file)}, and options end in .yaml",
-                f"rename it, or use {group}={shortest(file)}",
-            )
-    return ConfigError(text, "names no option of this group", _suggest(option, options, "use one of "))
-
-
-def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
-    """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
-    wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
-    return [*wanted, *(group for group in options if "." not in name)]
-
-
-def _suggest(given: str, known: Sequence[str], words: str, *, question: bool = False) -> str:
-    own = given.rsplit(".", 1)[-1]
-    tails = {key.rsplit(".", 1)[-1]: key for key in known}
-    alike = difflib.get_close_matches(own, tails, n=3, cutoff=0.65)  # config is not meant to be coef
-    # In long names all that is alike may be the group, which the keys of a group share.
-    near = [key for key in known if "." not in given or difflib.get_close_matches(own, [key.rsplit(".", 1)[-1]])]
-    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) or [tails[tail] for tail in alike]
-    if question:
-        return words + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
-    return words + " ".join(known) + (f" (closest: {close[0]})" if close else "")
-
-
-def _first_lines(error: Exception) -> str:
-    """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
-    words = str(error.__cause__)
-    words = str(error) if words in ("None", "") else words  # a parser's cause may have none
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    noise = ("To append", "full_key", "object_type", "reference_type")
-    return "; ".join(line for line in lines if not line.startswith(noise))[:400]
+    node = compose_once(tuple(good))
+    value = OmegaConf.select(node, text.partition("=")[0].lstrip("+"), throw_on_missing=False)
+    return explain_several_values(text, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)

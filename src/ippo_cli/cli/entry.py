@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from ippo_cli import __version__
-from ippo_cli.cli.help import asks_for_help, asks_for_version
+from ippo_cli.cli.help import asks_for_help, asks_for_version, explain_topic, help_topic, unknown_topic
 from ippo_cli.config.errors import READER_GONE
 from ippo_cli.training.garbage import collect_seldom
 from ippo_cli.training.output import ReaderGone, announce, flush_output, watch_readers
@@ -20,15 +20,17 @@ def run_command(
     *,
     needs_arguments: bool = False,
     own: Collection[str] = (),
+    takes_overrides: bool = True,
 ) -> NoReturn:
     """Run a command on what was typed; exit codes are in `config/errors.py`.
 
-    `own`: keys of the command's that are no run's. One that `needs_arguments` shows its help without any.
+    `own`: keys of the command beside those of a run, which one that `takes_overrides` has as well. One that
+    `needs_arguments` shows its help without any.
     """
     argv = sys.argv[1:]
     watch_readers()
     if asks_for_help(argv) or (needs_arguments and not argv):
-        _answer(help_text)
+        _show_help(help_text, help_topic(argv))
     if asks_for_version(argv):
         _answer(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
@@ -36,7 +38,7 @@ def run_command(
     collect_seldom()
     from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
 
-    leave(guarded(lambda: command(argv), [text for text in argv if text.partition("=")[0] not in own]))
+    leave(guarded(lambda: command(argv), argv, own if takes_overrides else None))
 
 
 def _answer(text: str) -> NoReturn:
@@ -46,3 +48,12 @@ def _answer(text: str) -> NoReturn:
     except ReaderGone:
         sys.exit(READER_GONE)
     sys.exit(0)
+
+
+def _show_help(help_text: str, topic: str | None) -> NoReturn:
+    """The command's help, or that of one group or key."""
+    text = help_text if topic is None else explain_topic(topic)
+    if text is None:
+        print(unknown_topic(str(topic)), file=sys.stderr)
+        sys.exit(2)
+    _answer(text)

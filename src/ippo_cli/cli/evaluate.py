@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.configured import chosen, model_config, names, own_keys, refuse_mistyped, run_config
+from ippo_cli.cli.configured import (
+    choose_models,
+    model_config,
+    names,
+    own_keys,
+    refuse_mistyped,
+    resolve_run,
+    run_config,
+    yes_or_no,
+)
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
 from ippo_cli.config.commands import shell_command, typed_path, typed_paths
@@ -17,7 +29,8 @@ if TYPE_CHECKING:
     from ippo_cli.evaluation.evaluate_run import Subject
 
 # Keys of this command; all others are a run's.
-OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint")
+OWN = ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint", "format", "json")
+FORMATS = ("table", "json", "csv", "markdown", "latex")
 CHECKPOINT = re.compile(r"latest|best|initial|\d+")
 
 
@@ -27,9 +40,39 @@ def main() -> NoReturn:
 
 
 def _evaluate(argv: list[str]) -> None:
+    own, overrides = own_keys(argv, OWN)
+    form = _format(own)
+    if form == "table":
+        _run_evaluation(own, overrides)
+        return
+    with redirect_stdout(sys.stderr):  # nothing but the report is on stdout
+        written = _run_evaluation(own, overrides)
+        from ippo_cli.engine.launchers import ranks_from
+        from ippo_cli.evaluation.report import render_report
+    if ranks_from(os.environ).rank == 0:
+        print(render_report(written, form), end="", flush=True)
+
+
+def _format(own: dict[str, str]) -> str:
+    """In which form scores are printed: `format=`, or `json=true`."""
     from ippo_cli.config.errors import ConfigError
 
-    own, overrides = own_keys(argv, OWN)
+    form = own.get("format", "table")
+    if form not in FORMATS:
+        raise ConfigError(f"format={form}", "is not known", f"use one of {' '.join(FORMATS)}")
+    if not yes_or_no(own, "json", form == "json"):
+        if form == "json":
+            raise ConfigError("json=false", "contradicts format=json", "leave one of them out")
+        return form
+    if "format" in own and form != "json":
+        raise ConfigError("json=true", f"contradicts format={form}", "leave one of them out")
+    return "json"
+
+
+def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
+    """Evaluate, compare or cross-play. Returns the file or folder that was written."""
+    from ippo_cli.config.errors import ConfigError
+
     if bool(own.get("run")) == bool(own.get("model")):
         refuse_mistyped(overrides, OWN)
         rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
@@ -38,20 +81,20 @@ def _evaluate(argv: list[str]) -> None:
             rule,
             "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
+    resolve_run(own)
     if "compare_checkpoint" in own and not own.get("compare"):
         raise ConfigError(
             f"compare_checkpoint={own['compare_checkpoint']}", "names weights of compare=, which is missing", "add it"
         )
     if _wants_cross_play(own):
-        _cross_play(own, overrides)
-    elif "checkpoint" in own and own.get("model"):
+        return _cross_play(own, overrides)
+    if "checkpoint" in own and own.get("model"):
         raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
-    elif own.get("compare"):
-        _compare(own, overrides)
-    elif own.get("run"):
-        _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
-    else:
-        _evaluate_model(own["model"], overrides)
+    if own.get("compare"):
+        return _compare(own, overrides)
+    if own.get("run"):
+        return _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
+    return _evaluate_model(own["model"], overrides)
 
 
 def _begin() -> None:
@@ -88,7 +131,7 @@ def _wants_cross_play(own: dict[str, str]) -> bool:
     return wanted == "true"
 
 
-def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
+def _cross_play(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.evaluation import refuse_unlike
 
@@ -104,7 +147,7 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> None:
     _begin()
     from ippo_cli.evaluation.crossplay import cross_play
 
-    cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
+    return cross_play(configs, checkpoints, overrides, _of_other_seeds(configs))
 
 
 def _of_other_seeds(configs: dict[Path, Config]) -> dict[Path, Config]:
@@ -116,7 +159,7 @@ def _of_other_seeds(configs: dict[Path, Config]) -> dict[Path, Config]:
     return {folder: typed(saved_values(folder)) for folder, config in configs.items() if config.seed != seed}
 
 
-def _compare(own: dict[str, str], overrides: list[str]) -> None:
+def _compare(own: dict[str, str], overrides: list[str]) -> Path:
     """Two policies or teams on the same rows."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.evaluation import refuse_unlike
@@ -148,6 +191,7 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
 
         settle_names([("compare", wanted)])
     _begin()
+    from ippo_cli.cli.configured import exported_models
     from ippo_cli.evaluation.compare import compare
     from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of, one_model
 
@@ -160,10 +204,10 @@ def _compare(own: dict[str, str], overrides: list[str]) -> None:
     elif not model and is_checkpoint:
         against = of_run(config, root, wanted)
     else:
-        against = one_model(config, str(folder) if folder.is_dir() else wanted)
+        against = one_model(config, str(folder) if folder.is_dir() else wanted, exported_models(folder, config))
     shown = (_shown(own.get("run") or str(model), one.name), _shown(wanted, against.name))
     trained = _of_other_seeds({root: config, folder: other}) if is_run else {}
-    compare((config, one), (other, against), shown, root, overrides, trained)
+    return compare((config, one), (other, against), shown, root, overrides, trained)
 
 
 def _shown(typed: str, name: str) -> str:
@@ -171,14 +215,14 @@ def _shown(typed: str, name: str) -> str:
     return typed if Path(typed).name == name else f"{typed} {name}"
 
 
-def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> None:
+def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> Path:
     (name,) = typed_paths(run)
     folder = Path(name).absolute()
     config = run_config(folder, name, overrides)
     _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_run
 
-    evaluate_run(config, folder, checkpoint, overrides)
+    return evaluate_run(config, folder, checkpoint, overrides)
 
 
 def _refuse_no_task(model: str, overrides: list[str]) -> None:
@@ -191,13 +235,13 @@ def _refuse_no_task(model: str, overrides: list[str]) -> None:
         )
 
 
-def _evaluate_model(model: str, overrides: list[str]) -> None:
+def _evaluate_model(model: str, overrides: list[str]) -> Path:
     config = model_config(model, overrides)
     _refuse_no_task(model, overrides)
     _begin()
     from ippo_cli.evaluation.evaluate_run import evaluate_model
 
-    evaluate_model(config, [*chosen(model)[1:], *overrides])
+    return evaluate_model(config, [*choose_models(model, overrides)[1:], *overrides])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -30,14 +30,17 @@ from ippo_cli.config.secrets import redacted
 from ippo_cli.training.output import ReaderGone, flush_output
 
 MAX_LINES = 12
-WIDTH = 110
+WIDTH = 100
 WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
 COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){WORD})+|python -c '[^']*'")
 NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
 
 
-def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
-    """Run a command and return its exit code; every expected failure is told in one block."""
+def guarded(command: Callable[[], None], argv: Sequence[str], own: Collection[str] | None = None) -> int:
+    """Run a command and return its exit code; every expected failure is reported in one block.
+
+    `own`: keys of the command beside those of a run; None for a command that takes no overrides.
+    """
     # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Large tensors come and go: in pages of 2 MiB rather than of 4 KiB, where the system offers them.
@@ -45,32 +48,20 @@ def guarded(command: Callable[[], None], argv: Sequence[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:
-        code = _run(command, argv)
+        code = _run(command, argv, own)
         flush_output()
     except ReaderGone:
         return READER_GONE
     return code
 
 
-def _run(command: Callable[[], None], argv: Sequence[str]) -> int:
+def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] | None) -> int:
     try:
         command()
-    except ConfigError as error:
-        return _tell(error, _place(error, argv))
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        return _report_mistakes(error, argv, own)
     except IppoError as error:
         return _tell(error)
-    except (HydraException, OmegaConfBaseException) as error:
-        from hydra._internal.utils import get_args_parser
-
-        from ippo_cli.cli.arguments import arguments
-        from ippo_cli.cli.diagnose import diagnose
-
-        overrides = get_args_parser().parse_args(arguments(argv)).overrides
-        try:
-            return _tell(diagnose(overrides, error))
-        except (HydraException, OmegaConfBaseException):
-            print(block(str(error)), file=sys.stderr)
-            return 2
     except KeyboardInterrupt as error:
         if not _told(error):
             print(block(_with_notes(f"interrupted{'; ' + str(error) if str(error) else ''}", error)), file=sys.stderr)
@@ -83,6 +74,21 @@ def _run(command: Callable[[], None], argv: Sequence[str]) -> int:
         print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         return UNEXPECTED
     return 0
+
+
+def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str] | None) -> int:
+    """Report every mistake of the command line of which one made the command fail."""
+    if _told(error):
+        return error.exit_code if isinstance(error, ConfigError) else 2
+    from ippo_cli.cli.mistakes import find_mistakes
+
+    errors = find_mistakes(error, argv, own)
+    if not errors:
+        print(block(str(error)), file=sys.stderr)
+        return 2
+    shown = [_with_notes(f"{one}{_place(one, argv)}", one) for one in errors]
+    print(block(f"ippo: {shown[0]}") if len(shown) == 1 else list_block(shown), file=sys.stderr, flush=True)
+    return errors[0].exit_code
 
 
 def leave(code: int) -> NoReturn:
@@ -110,12 +116,31 @@ def block(message: str) -> str:
     return "\n".join(lines[:MAX_LINES])
 
 
+def list_block(messages: Sequence[str]) -> str:
+    """Several messages in at most `MAX_LINES` lines: the longest are cut, and the last are counted."""
+    room = MAX_LINES - 1
+    shown = list(messages) if len(messages) <= room else messages[: room - 1]
+    parts = [block(message).splitlines() for message in shown]
+    left = room - (len(messages) > len(shown))
+    while sum(map(len, parts)) > left:
+        longest = max(parts, key=len)
+        del longest[-1]
+        longest[-1] = longest[-1][: WIDTH - 4] + " ..."
+    lines = [f"{'- ' if first else '  '}{line}" for part in parts for first, line in _marked(part)]
+    more = [f"- and {len(messages) - len(shown)} more"] if len(messages) > len(shown) else []
+    return "\n".join([f"ippo: {len(messages)} mistakes", *lines, *more])
+
+
+def _marked(lines: Sequence[str]) -> list[tuple[bool, str]]:
+    return [(place == 0, line) for place, line in enumerate(lines)]
+
+
 def _wrapped(line: str) -> list[str]:
     """The line in parts of a terminal's width; a command to be copied stays whole, however long it is."""
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
     parts: list[str] = []
-    for part in textwrap.wrap(whole, WIDTH, break_on_hyphens=False, break_long_words=False):
-        parts += [part] if NO_BREAK in part else textwrap.wrap(part, WIDTH, break_on_hyphens=False)
+    for part in textwrap.wrap(whole, WIDTH - 2, break_on_hyphens=False, break_long_words=False):
+        parts += [part] if NO_BREAK in part else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
     return [part.replace(NO_BREAK, " ") for part in parts]
 
 

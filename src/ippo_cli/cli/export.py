@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
-from ippo_cli.cli.configured import names, own_keys, run_config, yes_or_no
+from ippo_cli.cli.configured import names, own_keys, resolve_run, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.config.commands import typed_path
@@ -17,18 +17,20 @@ OWN = ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-export", EXPORT_HELP, _export, needs_arguments=True, own=OWN)
+    run_command("ippo-export", EXPORT_HELP, _export, needs_arguments=True, own=OWN, takes_overrides=False)
 
 
 def _export(argv: list[str]) -> None:
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, combine_errors
 
     own, rest = own_keys(argv, OWN)
     if rest:
-        raise ConfigError(rest[0], "can have no effect on an export", f"those that can: {' '.join(OWN)}")
+        known = f"those that can: {' '.join(OWN)}"
+        raise combine_errors([ConfigError(text, "can have no effect on an export", known) for text in rest])
     for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported")):
         if not own.get(key):
             raise ConfigError(f"{key}=", "is missing", f"say {example}")
+    resolve_run(own)
     merged, critic = yes_or_no(own, "merged", True), yes_or_no(own, "critic", False)
     if (dtype := own.get("dtype")) not in (None, "fp32", "bf16"):
         raise ConfigError(f"dtype={dtype}", "is not known", "use fp32, which keeps all of an adapter, or bf16")

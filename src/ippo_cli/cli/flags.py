@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ippo_cli.cli.arguments import LAUNCHERS
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, combine_errors
 
 ALONE = ("-m", "--multirun", "--resolve", "-sc", "--shell-completion", "-r", "--run", "--hydra-help", "--info", "-i")
 CFG = ("--cfg", "-c")
@@ -14,26 +14,28 @@ NEED_CFG = ("--resolve", "--package", "-p")
 OURS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
-def refuse_unknown(typed: Sequence[str], own: Collection[str] = ()) -> None:
-    """Raise `ConfigError` for the first argument that is no flag of this program; `own` are a command's keys."""
+def check_flags(typed: Sequence[str], own: Collection[str] = ()) -> None:
+    """Raise `ConfigError` with every argument that is no flag of this program; `own` are a command's keys."""
+    if errors := list(flag_errors(typed, own)):
+        raise combine_errors(errors)
+
+
+def flag_errors(typed: Sequence[str], own: Collection[str] = ()) -> Iterator[ConfigError]:
+    """The mistakes among the flags."""
     names = [text.partition("=")[0] for text in typed]
     for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
         if not text.startswith("-") or text.startswith(LAUNCHERS):
             continue
         value = text.partition("=")[2] or _next(typed, place)
         if flag in OURS:
-            raise ConfigError(
-                flag,
-                "has no place here: the configuration is the program's own",
-                "add a folder of your own with --config-dir=FOLDER",
-            )
-        if flag in CFG and value not in ("job", "hydra", "all"):
-            raise ConfigError(text, "says nothing to show", "use --cfg job, or --cfg job --resolve")
-        if flag in NEED_CFG and not set(names) & set(CFG):
-            raise ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
-        if flag not in (*ALONE, *WITH_VALUE):
+            yield ConfigError(flag, "is not supported", "add a folder of your own with --config-dir=FOLDER")
+        elif flag in CFG and value not in ("job", "hydra", "all"):
+            yield ConfigError(text, "shows nothing", "use --cfg job, or --cfg job --resolve")
+        elif flag in NEED_CFG and not set(names) & set(CFG):
+            yield ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
+        elif flag not in (*ALONE, *WITH_VALUE):
             shown = f"{text} {value}" if value and "=" not in text else text
-            raise ConfigError(
+            yield ConfigError(
                 shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, value, own)
             )
 
@@ -59,9 +61,9 @@ def _instead(flag: str, value: str, own: Collection[str]) -> str:
     override = f"{key}={value or 'VALUE'}"
     missing = object()
     if key in own or key in groups() or OmegaConf.select(compose_node([]), key, default=missing) is not missing:
-        return f"say {override}"
+        return f"use {override}"
     try:
         compose_node([override])
     except (HydraException, OmegaConfBaseException) as error:
         return str(diagnose([override], error)).partition("; ")[2]
-    return f"say {override}"
+    return f"use {override}"

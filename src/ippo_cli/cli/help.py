@@ -1,71 +1,85 @@
 """What `--help` prints: written by `scripts/docs.py`, read without importing anything heavy."""
 
+from __future__ import annotations
+
+import json
+import re
+import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 HELP_FLAGS = ("-h", "--help")
 VERSION_FLAGS = ("-V", "--version")
+WIDTH = 100
+KEYS_FILE = Path(__file__).parent / "help_keys.json"
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
 ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sampled and greedy.
 
   ippo-eval run=outputs/default/RUN                      the newest checkpoint
-  ippo-eval run=outputs/default/RUN checkpoint=best      or latest, initial (before training), an iteration's number
+  ippo-eval run=outputs/default/RUN checkpoint=best      or latest, initial, an iteration's number
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
   ippo-eval run=outputs/default/RUN evaluation.num_generations=8     8 samples a row: pass@2, 4 and 8
-  ippo-eval run=outputs/default/RUN compare=initial      two on the same rows: differences, intervals, p values
-  ippo-eval run=outputs/default/RUN compare=PATH         PATH: another run (compare_checkpoint=best) or a model
-  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of each run beside those of the others
-  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       or of one run's: best,latest,initial,40
-  ippo-eval model=PATH task=sorting_solo                 a Hugging Face folder or hub id, for every agent of the task
-  ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"' actor.dtype=fp32
+  ippo-eval run=outputs/default/RUN format=markdown      a row per agent and part; json, csv, latex
+  ippo-eval run=outputs/default/RUN json=true            only JSON on stdout, all else on stderr
+  ippo-eval run=outputs/default/RUN compare=initial      two on the same rows: intervals, p values
+  ippo-eval run=outputs/default/RUN compare=PATH         another run (compare_checkpoint=best) or model
+  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of several runs
+  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       or of one run: best,initial,40
+  ippo-eval model=PATH task=sorting_solo                 a Hugging Face folder or hub id for all agents
+  ippo-eval model=exported task=sorting                  a team that ippo-export wrote
+  ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"'
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
-Other keys change the configuration for this evaluation: task, reward, evaluation. (size, seed, sampled, greedy,
-num_generations), how responses are sampled (rollout.), prompts and held-out data (task.), actor.dtype, launch.device.
-What can have no effect is refused. Scores with intervals of 95 % are printed and written, with what was evaluated and
-these changes, to evaluations/ in the run's folder, or for model= in output_dir, under a name that differs where they
-do; every response is in a file beside them. With crossplay=true every agent of each checkpoint is scored beside the
-other agents of each, on the same examples with the same random numbers: a table, crossplay.json, crossplay.csv and a
-picture, with the means of self-play and cross-play and their gap.
+run= also takes outputs/NAME (its newest run), latest, and RUN/checkpoints/step_N.
+Other keys change the configuration for this evaluation: task, reward, evaluation. (size, seed,
+sampled, greedy, num_generations), how responses are sampled (rollout.), prompts and held-out data
+(task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without an effect are
+refused. Scores with 95 % intervals are printed and written to evaluations/ in the run's folder
+(for model= in output_dir), with every response in a file beside them.
 """
 EXPORT_HELP = """\
-ippo-export: write a run's agents as Hugging Face folders, each with a model card, and see that they load as the same.
+ippo-export: write a run's agents as Hugging Face folders with model cards, verified to load identically.
 
-  ippo-export run=outputs/default/RUN to=exported                     every agent's newest weights: exported/AGENT/
-  ippo-export run=outputs/default/RUN to=exported checkpoint=best     or latest, initial, an iteration's number
-  ippo-export run=outputs/default/RUN to=exported agent=low           one agent, or several: agent=low,high
-  ippo-export run=outputs/default/RUN to=exported critic=true         and its critic: exported/AGENT/critic/
-  ippo-export run=outputs/lora/RUN to=exported merged=false           of actor=lora the adapter alone, in peft's format
-  ippo-export run=outputs/lora/RUN to=exported dtype=bf16             half the size; prints the share that is kept
+  ippo-export run=outputs/default/RUN to=exported                   newest weights: exported/AGENT/
+  ippo-export run=outputs/default/RUN to=exported checkpoint=best   latest, initial, or a number
+  ippo-export run=outputs/default/RUN to=exported agent=low         one agent, or agent=low,high
+  ippo-export run=outputs/default/RUN to=exported critic=true       and its critic, in AGENT/critic/
+  ippo-export run=outputs/lora/RUN to=exported merged=false         an adapter alone, as peft reads it
+  ippo-export run=outputs/lora/RUN to=exported dtype=bf16           half the size; prints what is kept
 
-An adapter is merged into its base in float32, which loses nothing; AGENT/adapter/ is the adapter by itself.
+An adapter is merged into its base in float32, without loss; AGENT/adapter/ is the adapter itself.
 
-Folders are read by transformers (an adapter by peft) without this program. What they compute is compared with what the
-run's own weights compute before the folder gets its name: a command that was stopped leaves nothing under to=.
+Folders are read by transformers (an adapter by peft) without this program. What they compute is
+compared with the run's own weights before the folder gets its name: a command that was stopped
+leaves nothing under to=. ippo-eval model=exported evaluates the whole team.
 """
 CHAT_HELP = """\
 ippo-chat: talk to an agent of a run, or let its agents answer a prompt together, in the terminal.
 
-  ippo-chat run=outputs/default/RUN agent=low            one agent; checkpoint=best, or latest, initial, a number
-  ippo-chat run=outputs/default/RUN                      the whole team answers, each agent as the task has it
-  ippo-chat run=outputs/default/RUN agent=low raw=true   what is typed is all that it is told
+  ippo-chat run=outputs/default/RUN agent=low            checkpoint=best, latest, initial, a number
+  ippo-chat run=outputs/default/RUN                      the whole team answers, as the task has it
+  ippo-chat run=outputs/default/RUN agent=low raw=true   prompts are used as typed, without template
   ippo-chat model=PATH                                   a Hugging Face folder or hub id
 
-What is typed goes into the templates of the task, field by field; later messages to one agent are told as they are.
-greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is rollout.temperature=0.5) say how answers are sampled.
-/reset begins anew, /exit and the end of the input leave. Lines may be piped in. What models write is shown escaped.
+What is typed goes into the templates of the task, field by field; later messages to one agent are
+used as they are. greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is
+rollout.temperature=0.5) say how answers are sampled. /reset starts again, /exit and the end of the
+input leave. Lines may be piped in. Control characters in answers are shown escaped.
 """
 SWEEP_HELP = """\
 ippo-sweep: one table and one picture for a sweep, finished or not.
 
-  ippo-sweep outputs/default/multirun-20260101-120000          the folder that has sweep.json
-  ippo-sweep outputs/grpo-seeds                                or one of runs, such as those of a job array
-  ippo-sweep outputs/default/multirun-... to=report            write the report elsewhere
+  ippo-sweep outputs/default/multirun-20260101-120000     the folder that has sweep.json
+  ippo-sweep outputs/grpo-seeds                           or one of runs, such as those of a job array
+  ippo-sweep outputs/default/multirun-... to=report       write the report elsewhere
 
-One line for each configuration: jobs that differ in their seed alone are one, with the mean of those that ended and a
-95% t-interval. Then the jobs that failed, and the command that goes on with what is missing. The same is written
-as summary.json and summary.csv, and with matplotlib as summary.png, into the folder. Nothing else is read or changed.
+One line for each configuration: jobs that differ only in their seed are one line, with the mean of
+the finished ones and a 95 % t-interval. Then the jobs that failed, and the command that resumes the
+missing jobs. The same is written as summary.json and summary.csv, and with matplotlib as
+summary.png, into the folder. Nothing else is read or changed.
 """
 
 
@@ -77,3 +91,79 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def asks_for_version(argv: Sequence[str]) -> bool:
     """Whether anything that was typed is a question for the version."""
     return any(argument in VERSION_FLAGS for argument in argv)
+
+
+def help_topic(argv: Sequence[str]) -> str | None:
+    """The group or key behind the flag for help."""
+    flag = next((place for place, text in enumerate(argv) if text in HELP_FLAGS), len(argv))
+    following = argv[flag + 1].partition("=")[0].lstrip("+~") if flag + 1 < len(argv) else ""
+    return following if following and not following.startswith("-") else None
+
+
+def explain_topic(topic: str) -> str | None:
+    """What a group or key means, from `help_keys.json`, which `scripts/docs.py` writes; None where it is unknown."""
+    known = json.loads(KEYS_FILE.read_text())
+    key = re.sub(r"^task\.agents\.\w+\.(?=\w+\.)", "", topic)
+    if key in known["groups"]:
+        return _group_page(key, known)
+    if key in known["keys"]:
+        return _key_page(key, known["keys"][key])
+    below = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{key}.")}
+    if below:
+        return "\n".join([f"{key}: keys", *_key_lines(below)]) + "\n"
+    answer = _peer_answer(key, known["peers"])
+    return None if answer is None else f"{topic}: {answer}\n"
+
+
+def unknown_topic(topic: str) -> str:
+    """An error for a group or key that does not exist, with the nearest ones."""
+    known = json.loads(KEYS_FILE.read_text())
+    names = [*known["groups"], *known["keys"]]
+    tails = {name.rpartition(".")[2]: name for name in known["keys"]}
+    close = get_close_matches(topic, names, n=3) or [
+        tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3)
+    ]
+    same = [name for name in known["keys"] if name.endswith(f".{topic}")]
+    advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
+    return f"ippo: --help {topic} is no group or key; {advice}"
+
+
+def _group_page(group: str, known: dict[str, Any]) -> str:
+    options = known["groups"][group]
+    width = max(map(len, options)) + 4
+    lines = [f"{group}=", "", "Options (the first is the default)"]
+    for option, meaning in options.items():
+        lines += _columns(f"  {option}", meaning, width)
+    keys = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{group}.")}
+    return "\n".join([*lines, "", f"Keys (ippo-train --help {group}.KEY explains one)", *_key_lines(keys)]) + "\n"
+
+
+def _key_lines(keys: dict[str, Any]) -> list[str]:
+    width = min(max(map(len, keys), default=0) + 4, 38)
+    return [line for name, entry in keys.items() for line in _columns(f"  {name}", entry["meaning"], width)]
+
+
+def _key_page(key: str, entry: dict[str, Any]) -> str:
+    rows = [("type", entry["type"])]
+    if entry["values"]:
+        rows.append(("values", " | ".join(entry["values"])))
+    defaults = [f"{value}" + (f" ({' '.join(options)})" if options else "") for value, options in entry["defaults"]]
+    rows.append(("default", "; ".join(defaults)))
+    if entry["peers"]:
+        rows.append(("elsewhere", ", ".join(entry["peers"])))
+    lines = textwrap.wrap(f"{key}: {entry['meaning'] or 'see docs/config.md'}", WIDTH, subsequent_indent="  ")
+    for label, text in rows:
+        lines += _columns(f"  {label}", text, 14)
+    return "\n".join(lines) + "\n"
+
+
+def _peer_answer(key: str, peers: dict[str, str]) -> str | None:
+    parts = key.lower().split(".")
+    return next((peers[name] for take in (3, 2, 1) if (name := ".".join(parts[-take:])) in peers), None)
+
+
+def _columns(left: str, right: str, width: int) -> list[str]:
+    """A name and its meaning beside it, over as many lines as the meaning takes."""
+    lines = textwrap.wrap(right, WIDTH - width, break_on_hyphens=False) or [""]
+    first = [f"{left:<{width}}{lines[0]}".rstrip()] if len(left) < width else [left, " " * width + lines[0]]
+    return [*first, *(" " * width + line for line in lines[1:])]

@@ -13,7 +13,7 @@ from ippo_cli.cli.arguments import with_one_search_path
 from ippo_cli.config.commands import last_value, typed_path
 from ippo_cli.config.earlier import completed
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.load import compose_node, leaves, resolve, typed, written
+from ippo_cli.config.load import KINDS, compose_node, leaves, resolve, typed, written
 from ippo_cli.config.schema import SamplingConfig
 from ippo_cli.config.secrets import kept
 from ippo_cli.engine.launchers import job_id, ranks_from
@@ -72,18 +72,36 @@ def continued(argv: Sequence[str]) -> tuple[list[str], Path | None]:
         return typed_now, None
     saved = saved_overrides(folder)
     combined = with_one_search_path([*(text for text in saved if text not in typed_now), *typed_now])
-    refuse_drift(folder, _composed(combined))
+    refuse_drift(folder, _composed(combined), typed_now)
     return combined, folder
 
 
-def refuse_drift(folder: Path, now: Mapping[str, object]) -> None:
-    """Raise `ResumeError` where a configuration, given by its leaves, would make another run of this one."""
+def refuse_drift(folder: Path, now: Mapping[str, object], typed: Sequence[str] = ()) -> None:
+    """Raise `ResumeError` where a configuration, given by its leaves, would make another run of this one.
+
+    Keys that changed because an option was `typed` are reported by that option.
+    """
     refused = _drift(folder, now)
     if refused:
-        shown = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in refused[:8])
+        lines: list[str] = []
+        for text in typed:
+            group, equals, _ = text.partition("=")
+            of_option = [entry for entry in refused if equals and group in KINDS and _is_of_group(entry[0], group)]
+            refused = [entry for entry in refused if entry not in of_option]
+            if of_option:
+                own = [saved for saved in saved_overrides(folder) if saved.startswith(f"{group}=")]
+                kind = [f"{group}={before}" for key, before, _ in of_option if key == f"{group}.kind"]
+                shown = (own or kind or [f"the default {group}"])[-1]
+                lines.append(f"  {text}: the run was started with {shown}")
+        lines += [f"  {key}: {before} -> {now}" for key, before, now in refused]
+        shown = "\n".join(lines[:8])
         raise ResumeError(
             f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{shown}"
         )
+
+
+def _is_of_group(key: str, group: str) -> bool:
+    return key.startswith(f"{group}.") or (key.startswith("task.agents.") and f".{group}." in key)
 
 
 def _find(wanted: str, overrides: Sequence[str]) -> Path | None:

@@ -22,7 +22,7 @@ SHOWN_ERRORS = 20
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-sweep", SWEEP_HELP, report)
+    run_command("ippo-sweep", SWEEP_HELP, report, takes_overrides=False)
 
 
 def report(argv: Sequence[str]) -> None:
@@ -68,8 +68,8 @@ def _places(argv: Sequence[str]) -> tuple[Path, Path]:
 
 def table(summary: Summary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
-    from ippo_cli.cli.sweeps.folder import aligned
     from ippo_cli.cli.sweeps.summary import counted
+    from ippo_cli.config.text import format_table
     from ippo_cli.training.folder import resume_command
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
@@ -77,17 +77,12 @@ def table(summary: Summary) -> str:
     by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:
-        body = aligned(
-            ["generation", "member", "job", "from job", "values", "state", "last"],
-            [_member(job, by_number) for job in sorted(summary.jobs, key=_place)],
-            wide=4,
-        )
+        heading = ["generation", "member", "job", "from job", "values", "state", "last"]
+        rows = [_member(job, by_number) for job in sorted(summary.jobs, key=_place)]
     else:
-        body = aligned(
-            ["overrides", "state", "n", "first", "best", "last"],
-            [_line(group) for group in summary.configurations],
-            wide=0,
-        )
+        heading = ["overrides", "state", "n", "first", "best", "last"]
+        rows = [_line(group) for group in summary.configurations]
+    body = "\n".join(format_table([heading, *rows]))
     metric = summary.metric or "score"
     note = f"{metric} on held-out data; best and last of a run" + (
         "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"
@@ -98,7 +93,7 @@ def table(summary: Summary) -> str:
         which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
         lines.append(f"{which} gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on")
     if summary.command is not None and summary.left and (missing or not summary.going_on):
-        lines.append(f"go on with what is missing: {resume_command(summary.folder, sweep=True)}")
+        lines.append(f"resume the missing jobs: {resume_command(summary.folder, sweep=True)}")
     return "\n".join(lines)
 
 

@@ -27,7 +27,8 @@ def main() -> NoReturn:
 def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
     from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import refuse_unknown
+    from ippo_cli.cli.flags import check_flags
+    from ippo_cli.cli.info import INFO_FLAGS, show_info
     from ippo_cli.cli.new_task import new_task
     from ippo_cli.cli.resume import continued
     from ippo_cli.cli.sweep import is_sweep, sweep
@@ -38,11 +39,14 @@ def _with_hydra(typed: Sequence[str]) -> None:
     if (said := new_task(typed)) is not None:
         print(said, end="")
         return
-    refuse_unknown(typed)
+    check_flags(typed)
     argv = arguments(typed)
+    if INFO_FLAGS & set(argv):
+        print(show_info(argv), end="")
+        return
     for text in argv:
         if text.startswith("="):  # not even Hydra's own checks expect this
-            raise ConfigError(repr(text), "is no override", "write key=value; see ippo-train --help")
+            raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
     register_schemas()
     check_own_files(argv)
     shown = _asked_for_job_config(argv)

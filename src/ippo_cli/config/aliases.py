@@ -1,359 +1,100 @@
-"""How other projects name a setting, and its name here: for error messages and `docs/migrating.md`."""
+"""Settings of other projects, and what to type here instead: a reader of `peers.yaml`."""
 
 from __future__ import annotations
 
-# Left: the last part of the peer's key (or several parts where that would be ambiguous). Right: what to write instead.
-ALIASES: dict[str, dict[str, str]] = {
-    "CoMLRL": {
-        "actor_learning_rate": "actor.learning_rate",
-        "critic_learning_rate": "critic.learning_rate",
-        "adam_beta1": "actor.adam_beta1",
-        "adam_beta2": "actor.adam_beta2",
-        "adam_epsilon": "actor.adam_epsilon",
-        "rollout_buffer_size": "rollout.buffer_size",
-        "mini_batch_size": "algorithm.mini_batch_size",
-        "ppo_epochs": "algorithm.ppo_epochs",
-        "value_clip_range": "algorithm.value_clip_range",
-        "value_loss_coef": "algorithm.value_loss_coef",
-        "entropy_coef": "algorithm.entropy_coef",
-        "advantage_normalization": "algorithm.advantage_normalization",
-        "max_new_tokens": "rollout.max_new_tokens",
-        "do_sample": "rollout.temperature (responses are always sampled; evaluation.greedy=true also decodes greedily)",
-        "num_train_epochs": "num_epochs",
-        "per_device_train_batch_size": "rollout.buffer_size and deepspeed.micro_batch_tokens",
-        "use_separate_critic": "critic=separate or critic=value_head",
-        "critic_model_name_or_path": "critic.model",
-        "critic_value_head_hidden_dim": "critic.value_head_hidden_dim",
-        "value_head_hidden_dim": "critic.value_head_hidden_dim",
-        "num_agents": "task.agents (named in a task file)",
-        "num_turns": "task.num_turns (with task.protocol=dialogue)",
-        "external_transition": "task.protocol=path.py:Name",
-        "reward_norm_eps": "reward.norm_eps",
-        "reward_func": "reward=function reward.function=path.py:function",
-        "reward_processor": "reward.processor",
-        "formatters": "task.agents.<name>.template",
-        "train_dataset": "task=jsonl task.train=FILE",
-        "eval_dataset": "task.eval",
-        "discount": "algorithm.gamma",
-        "agent_learning_rate": "actor.learning_rate",
-        "train_batch_size": "algorithm.mini_batch_size (with algorithm.allow_off_policy_steps=true)",
-        "critic_type": "algorithm.turn_value=first (v) or algorithm.turn_value=after (q)",
-        "reference_kl_enabled": "algorithm.kl.reward.coef",
-        "reference_kl_coef": "algorithm.kl.reward.coef",
-        "ippoconfig": "algorithm=ippo, or algorithm=comlrl_ippo for the maths of version 1.2.6",
-        "iacconfig": "algorithm=ippo, or algorithm=comlrl_iac for the maths of version 1.4.3",
-        "wandb_config": "tracker=wandb tracker.project tracker.entity tracker.run_name tracker.tags",
-        "metrics_callback": "tracker.callback=path.py:function (told every row; more are a reward's `parts`)",
-    },
-    "verl": {
-        "lora_rank": "actor=lora actor.rank",
-        "lora_alpha": "actor.alpha",
-        "train_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
-        "data.train_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
-        "train_files": "task.train",
-        "val_files": "task.eval",
-        "model.path": "actor=full actor.model (of a critic critic.model)",
-        "actor.optim.lr": "actor.learning_rate",
-        "critic.optim.lr": "critic.learning_rate",
-        "critic.model.path": "critic.model",
-        "reward_model.model.path": "reward=model",
-        "rollout.n": "rollout.num_generations",
-        "ppo_mini_batch_size": "algorithm.mini_batch_size",
-        "ppo_micro_batch_size": "deepspeed.micro_batch_tokens",
-        "ppo_micro_batch_size_per_gpu": "deepspeed.micro_batch_tokens",
-        "log_prob_micro_batch_size": "deepspeed.micro_batch_tokens",
-        "use_dynamic_bsz": "deepspeed.micro_batch_tokens",
-        "use_prefix_grouper": "deepspeed.share_prefixes",
-        "use_remove_padding": "deepspeed.pack_sequences",
-        "ppo_max_token_len_per_gpu": "deepspeed.micro_batch_tokens",
-        "clip_ratio": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "clip_ratio_low": "algorithm.clip_range_low",
-        "clip_ratio_high": "algorithm.clip_range_high",
-        "clip_ratio_c": "algorithm.dual_clip",
-        "lam": "algorithm.gae_lambda",
-        "adv_estimator": "algorithm=ppo (gae), grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline or remax",
-        "norm_adv_by_std_in_grpo": "algorithm.scale_by_std",
-        "use_pf_ppo": "algorithm=pf_ppo",
-        "pf_ppo.reweight_method": "algorithm.reweight.method",
-        "reweight_method": "algorithm.reweight.method",
-        "pf_ppo.weight_pow": "algorithm.reweight.power",
-        "weight_pow": "algorithm.reweight.power",
-        "loss_mode": "algorithm.ratio_level and algorithm.ratio_pooling (gspo: sequence and mean)",
-        "policy_loss.loss_mode": "algorithm.ratio_level and algorithm.ratio_pooling (gspo: sequence and mean)",
-        "rollout_is": "algorithm.behavior_correction.level",
-        "rollout_is_threshold": "algorithm.behavior_correction.cap",
-        "tis_imp_ratio_cap": "algorithm.behavior_correction.cap",
-        "loss_scale_factor": "algorithm.loss_aggregation=seq-mean-token-sum-norm (max_new_tokens times turns)",
-        "kl_ctrl.type": "algorithm.kl.reward.target (null = fixed)",
-        "use_kl_loss": "algorithm.kl.loss.coef",
-        "kl_loss_coef": "algorithm.kl.loss.coef",
-        "kl_loss_type": "algorithm.kl.loss.estimator",
-        "use_kl_in_reward": "algorithm.kl.reward.coef",
-        "kl_penalty": "algorithm.kl.reward.estimator",
-        "kl_coef": "algorithm.kl.reward.coef",
-        "kl_ctrl.horizon": "algorithm.kl.reward.horizon",
-        "kl_ctrl.target_kl": "algorithm.kl.reward.target",
-        "loss_agg_mode": "algorithm.loss_aggregation",
-        "cliprange_value": "algorithm.value_clip_range",
-        "max_prompt_length": "rollout.max_prompt_tokens",
-        "max_response_length": "rollout.max_new_tokens",
-        "total_epochs": "num_epochs",
-        "total_training_steps": "num_iterations",
-        "save_freq": "checkpoint.every",
-        "test_freq": "evaluation.every",
-        "filter_overlong_prompts": "task.too_long=drop",
-        "prompt_key": "task.columns.FIELD=COLUMN and task.agents.<name>.template",
-        "val_kwargs.n": "evaluation.num_generations",
-        "n_gpus_per_node": "launch.processes",
-        "enable_gradient_checkpointing": "actor.gradient_checkpointing",
-        "logger": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
-        "project_name": "tracker.project (tracker=wandb) or tracker.experiment (tracker=mlflow)",
-        "experiment_name": "name, and tracker.run_name (tracker=wandb or tracker=mlflow)",
-        "log_val_generations": "tracker.samples",
-    },
-    "RLinf": {
-        "normalize_advantages": "algorithm.advantage_normalization",
-        "group_size": "rollout.num_generations",
-        "loss_agg_func": "algorithm.loss_aggregation",
-        "value_clip": "algorithm.value_clip_range",
-        "entropy_bonus": "algorithm.entropy_coef",
-        "rollout_micro_batch_size": "rollout.decode_batch_size",
-        "logprob_forward_micro_batch_size": "deepspeed.micro_batch_tokens",
-        "use_critic_model": "critic=separate",
-        "adv_type": "algorithm=ppo (gae), grpo or reinforce_plus_plus",
-        "loss_type": "algorithm=actor_critic, or critic=separate with algorithm=ppo (actor)",
-        "huber_delta": "algorithm.huber_delta",
-        "clip_ratio_c": "algorithm.dual_clip",
-        "kl_beta": "algorithm.kl.loss.coef",
-        "kl_penalty_type": "algorithm.kl.loss.estimator",
-        "max_new_tokens": "rollout.max_new_tokens",
-        "max_episode_steps": "task.max_turns",
-        "global_batch_size": "algorithm.mini_batch_size",
-        "logger_backends": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
-        "project_name": "tracker.project (tracker=wandb) or tracker.experiment (tracker=mlflow)",
-        "experiment_name": "name, and tracker.run_name (tracker=wandb or tracker=mlflow)",
-    },
-    "AgileRL": {
-        "beta": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
-        "vf_coef": "algorithm.value_loss_coef",
-        "clip_coef": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "lr": "actor.learning_rate and critic.learning_rate",
-        "lr_actor": "actor.learning_rate",
-        "lr_critic": "critic.learning_rate",
-        "update_epochs": "algorithm.ppo_epochs",
-        "adv_whitening": "algorithm.advantage_normalization",
-        "whiten_advantages": "algorithm.advantage_normalization",
-        "critic_warmup_steps": "algorithm.critic_warmup",
-        "min_output_tokens": "rollout.min_new_tokens",
-        "cosine_lr_schedule_config": "actor.lr_schedule=cosine actor.warmup_iterations",
-        "max_output_tokens": "rollout.max_new_tokens",
-        "ppo_granularity": "algorithm.credit (token, turn or auto)",
-        "advantage_granularity": "algorithm.credit (token, turn or auto)",
-        "turn_ratio_pooling": "algorithm.ratio_pooling",
-        "vllm_importance_sampling_correction": "algorithm.behavior_correction.level=token",
-        "vllm_importance_sampling_cap": "algorithm.behavior_correction.cap",
-        "action_granularity": "algorithm.credit (token, turn or auto)",
-        "turn_value_reduction": "algorithm.turn_value (mean, or final for final_value)",
-        "turn_level_clip": "algorithm.ratio_level=turn algorithm.ratio_pooling=sum",
-        "use_separate_reference_adapter": "algorithm.kl.reward.coef or algorithm.kl.loss.coef",
-        "lora_config": "actor=lora actor.rank actor.alpha actor.target_modules",
-        "wb": "tracker=wandb",
-        "wandb_api_key": "nothing: WANDB_API_KEY stays in the environment",
-        "wandb_kwargs": "tracker=wandb tracker.project tracker.entity tracker.group tracker.tags",
-    },
-    "TRL": {
-        "model_name_or_path": "actor=full actor.model",
-        "sft_model_path": "actor=full actor.model",
-        "reward_model_path": "reward=model",
-        "dataset_name": "task=jsonl task.train",
-        "max_completion_length": "rollout.max_new_tokens",
-        "gradient_accumulation_steps": "deepspeed.micro_batch_tokens (a step's rows are algorithm.mini_batch_size)",
-        "lora_r": "actor=lora actor.rank",
-        "lora_target_modules": "actor.target_modules",
-        "lora_dropout": "nothing: dropout is off, for sampling is without it and the first ratio would not be 1",
-        "use_peft": "actor=lora",
-        "lora_modules_to_save": "nothing: whole modules belong to the base, which agents and the reference share",
-        "modules_to_save": "nothing: whole modules belong to the base, which agents and the reference share",
-        "lora_bias": "nothing: biases belong to the base, which agents and the reference share",
-        "use_dora": "nothing: adapters are B A, and DoRA scales columns by norms of base and adapter together",
-        "use_rslora": "actor.use_rslora",
-        "lora_task_type": "nothing: adapters are of causal language models",
-        "num_ppo_epochs": "algorithm.ppo_epochs",
-        "num_mini_batches": "algorithm.mini_batch_size (sequences per optimizer step)",
-        "cliprange": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "whiten_rewards": "reward.processor=[zscore]",
-        "response_length": "rollout.max_new_tokens",
-        "stop_token": "rollout.stop_strings",
-        "missing_eos_penalty": "algorithm.truncation=penalty algorithm.truncation_penalty",
-        "local_rollout_forward_batch_size": "rollout.decode_batch_size",
-        "total_episodes": "num_iterations (times rollout.buffer_size)",
-        "lr_scheduler_type": "actor.lr_schedule",
-        "bf16": "actor.dtype=bf16",
-        "vf_coef": "algorithm.value_loss_coef",
-        "kl_estimator": "algorithm.kl.reward.estimator",
-        "beta": "algorithm.kl.loss.coef (GRPO) or algorithm.kl.reward.coef (RLOO, PPO)",
-        "epsilon": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "epsilon_high": "algorithm.clip_range_high",
-        "delta": "algorithm.dual_clip",
-        "loss_type": "algorithm.loss_aggregation (grpo: seq-mean-token-mean, dapo: token-mean), algorithm=dr_grpo",
-        "scale_rewards": "algorithm.scale_by_std",
-        "importance_sampling_level": "algorithm.ratio_level and algorithm.ratio_pooling",
-        "mask_truncated_completions": "algorithm.truncation=mask",
-        "rloo_k": "algorithm=rloo rollout.num_generations",
-        "normalize_advantages": "algorithm.advantage_normalization",
-        "steps_per_generation": "algorithm.mini_batch_size",
-        "report_to": "tracker=wandb or tracker=mlflow (beside tracker.tensorboard)",
-        "run_name": "tracker.run_name (tracker=wandb or tracker=mlflow)",
-        "logging_steps": "nothing: every iteration is logged",
-        "log_completions": "tracker.samples_every",
-        "num_completions_to_print": "tracker.samples",
-    },
-    "OpenRLHF": {
-        "n_samples_per_prompt": "rollout.num_generations",
-        "rollout_batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
-        "micro_train_batch_size": "deepspeed.micro_batch_tokens",
-        "micro_rollout_batch_size": "rollout.decode_batch_size",
-        "eps_clip": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "value_clip": "algorithm.value_clip_range",
-        "lambd": "algorithm.gae_lambda",
-        "init_kl_coef": "algorithm.kl.reward.coef",
-        "kl_target": "algorithm.kl.reward.target",
-        "kl_horizon": "algorithm.kl.reward.horizon",
-        "pretrain": "actor=full actor.model",
-        "critic_pretrain": "critic.model",
-        "max_epochs": "algorithm.ppo_epochs",
-        "generate_max_len": "rollout.max_new_tokens",
-        "prompt_max_len": "rollout.max_prompt_tokens",
-        "agent_func_path": "task=environment task.environment=path.py:function",
-        "zero_stage": "deepspeed=zero0 .. zero3",
-        "advantage_estimator": "algorithm=ppo (gae), reinforce_plus_plus, reinforce_plus_plus_baseline, rloo, grpo",
-        "kl_estimator": "algorithm.kl.reward.estimator or algorithm.kl.loss.estimator",
-        "use_kl_loss": "algorithm.kl.loss.coef",
-        "eps_clip_low_high": "algorithm.clip_range_low and algorithm.clip_range_high",
-        "dual_clip": "algorithm.dual_clip",
-        "enable_vllm_is_correction": "algorithm.behavior_correction.level=token",
-        "vllm_is_truncated_threshold": "algorithm.behavior_correction.cap",
-        "normalize_reward": "reward.processor=[running_zscore]",
-        "no_advantage_std_norm": "algorithm.scale_by_std=false",
-        "policy_loss_type": "algorithm.ratio_level (gspo: sequence, with algorithm.ratio_pooling=mean)",
-        "freezing_actor_steps": "algorithm.critic_warmup",
-        "save_path": "output_dir",
-        "ckpt_path": "output_dir",
-        # since 0.11 its options are grouped
-        "advantage.estimator": "algorithm=ppo (gae), reinforce_plus_plus, reinforce_plus_plus_baseline, rloo, grpo",
-        "advantage.lambd": "algorithm.gae_lambda",
-        "advantage.no_std_norm": "algorithm.scale_by_std=false",
-        "advantage.is_correction_level": "algorithm.behavior_correction.level",
-        "advantage.is_correction_threshold": "algorithm.behavior_correction.cap",
-        "kl.init_coef": "algorithm.kl.reward.coef",
-        "kl.target": "algorithm.kl.reward.target",
-        "kl.horizon": "algorithm.kl.reward.horizon",
-        "kl.estimator": "algorithm.kl.reward.estimator or algorithm.kl.loss.estimator",
-        "kl.use_loss": "algorithm.kl.loss.coef",
-        "actor.model_name_or_path": "actor=full actor.model",
-        "critic.model_name_or_path": "critic.model",
-        "critic.freezing_steps": "algorithm.critic_warmup",
-        "reward.normalize_enable": "reward.processor=[running_zscore]",
-        "reward.clip_range": "reward.processor=[clip] reward.clip_low and reward.clip_high",
-        "rollout.batch_size": "rollout.buffer_size (prompts x rollout.num_generations)",
-        "rollout.micro_batch_size": "rollout.decode_batch_size",
-        "train.batch_size": "algorithm.mini_batch_size",
-        "train.micro_batch_size": "deepspeed.micro_batch_tokens",
-        "train.max_tokens_per_gpu": "deepspeed.micro_batch_tokens",
-        "ds.packing_samples": "deepspeed.pack_sequences",
-        "data.prompt_dataset": "task.train",
-        "ckpt.output_dir": "output_dir",
-        "ckpt.path": "output_dir",
-        "use_wandb": "tracker=wandb (WANDB_API_KEY stays in the environment)",
-        "wandb_org": "tracker.entity",
-        "wandb_group": "tracker.group",
-        "wandb_project": "tracker.project",
-        "wandb_run_name": "tracker.run_name",
-        "use_mlflow": "tracker=mlflow",
-        "use_tensorboard": "tracker.tensorboard",
-    },
-}
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
 
-# Names that keys of this project had before.
-EARLIER: dict[str, str] = {
-    "headline": "task.primary_metric",
-    "scoring_batch_tokens": "deepspeed.forward_batch_tokens",
-    "overlap_rows": "reward.reward_batch_rows",
-    "rollout.gather": "rollout.zero3_gather",
-}
+import yaml
 
-# What a typical run of each project is here: what it was, and what to type.
-RUNS: dict[str, tuple[tuple[str, str], ...]] = {
-    "CoMLRL": (
-        (
-            "`IPPOTrainer` of 1.2.6 with its defaults",
-            "ippo-train algorithm=comlrl_ippo rollout.buffer_size=8 algorithm.mini_batch_size=4 "
-            "rollout.temperature=0.6 rollout.top_p=0.6 rollout.top_k=50 rollout.max_new_tokens=128 num_iterations=null "
-            "num_epochs=8 actor.learning_rate=1e-6 critic.learning_rate=1e-6 actor.max_grad_norm=0.5 "
-            "critic.max_grad_norm=0.5",
-        ),
-        (
-            "`IACTrainer` of 1.4.3, one turn, actor and critic in one model",
-            "ippo-train algorithm=comlrl_iac critic=value_head algorithm.value_clip_range=0.2 rollout.buffer_size=8",
-        ),
-        ("either, with the gradient that its documentation states", "ippo-train algorithm=ippo"),
-    ),
-    "verl": (
-        (
-            "`main_ppo` with `adv_estimator=gae`, KL in the reward, mini-batches of 64 from 256 prompts",
-            "ippo-train algorithm=ppo rollout.buffer_size=256 algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 "
-            "algorithm.gae_lambda=1.0 algorithm.value_clip_range=0.5 algorithm.kl.reward.coef=0.001",
-        ),
-        (
-            "`adv_estimator=grpo`, `rollout.n=8`, `use_kl_loss=True`, `kl_loss_type=low_var_kl`",
-            "ippo-train algorithm=grpo rollout.num_generations=8 algorithm.kl.loss.coef=0.001 "
-            "algorithm.kl.loss.estimator=k3",
-        ),
-        ("`use_pf_ppo=True`", "ippo-train algorithm=pf_ppo algorithm.reweight.method=pow algorithm.reweight.power=2.0"),
-    ),
-    "RLinf": (
-        (
-            "the embodied `loss_type: actor_critic`, in a Gymnasium environment",
-            "ippo-train algorithm=actor_critic task=gymnasium task.env_id=FrozenLake-v1",
-        ),
-        (
-            "the reasoning recipe: `loss_type: actor`, a critic of its own, gamma = lambda = 1",
-            "ippo-train algorithm=ppo critic=separate algorithm.gae_lambda=1.0 algorithm.dual_clip=3.0",
-        ),
-    ),
-    "AgileRL": (
-        (
-            '`LLMPPO` with `action_granularity="auto"`, `turn_value_reduction="mean"`, `turn_level_clip=True`',
-            "ippo-train algorithm=turn_ppo algorithm.credit=auto algorithm.turn_value=mean critic=value_head",
-        ),
-        ('`LLMPPO` with `action_granularity="token"`', "ippo-train algorithm=ppo critic=value_head"),
-    ),
-    "TRL": (
-        ("`PPOTrainer`", "ippo-train algorithm=ppo algorithm.ppo_epochs=4 algorithm.kl.reward.coef=0.05"),
-        ('`GRPOTrainer` with `num_generations=8`, `beta=0`, `loss_type="dr_grpo"`', "ippo-train algorithm=dr_grpo"),
-        ("`RLOOTrainer`", "ippo-train algorithm=rloo algorithm.kl.reward.coef=0.05"),
-    ),
-    "OpenRLHF": (
-        ("`--advantage_estimator reinforce --init_kl_coef 1e-3`", "ippo-train algorithm=reinforce_plus_plus"),
-        (
-            "`--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --use_kl_loss --kl_estimator k2`",
-            "ippo-train algorithm=reinforce_plus_plus_baseline rollout.num_generations=8",
-        ),
-        (
-            "`--advantage_estimator gae --kl_target 6 --kl_horizon 10000`",
-            "ippo-train algorithm=ppo algorithm.kl.reward.coef=0.01 algorithm.kl.reward.target=6 "
-            "algorithm.kl.reward.horizon=10000",
-        ),
-    ),
-}
+FILE = Path(__file__).with_name("peers.yaml")
+EARLIER = "an earlier version"
+LONGEST = 3
+"""Parts of the longest name in the table."""
 
 
-def ours(key: str) -> tuple[str, str] | None:
-    """The project that knows `key`, and what to write here instead; `None` for a key that nobody has."""
+class AnswerKind(str, Enum):
+    use = "use"  # a key of ours
+    how = "how"  # how the same is done here
+    absent = "not"  # why there is nothing like it
+    unlisted = "unlisted"  # a key below a root of the project's, which the table does not have
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What somebody who types another project's key is answered."""
+
+    project: str
+    kind: AnswerKind
+    text: str
+
+    @property
+    def rule(self) -> str:
+        if self.kind is AnswerKind.unlisted:
+            return f"is no key here ({self.project} has such keys)"
+        missing = "has no counterpart here" if self.kind is AnswerKind.absent else "is no key here"
+        return f"{missing} ({self.project} has it)"
+
+    @property
+    def remedy(self) -> str:
+        return f"use {self.text}" if self.kind is AnswerKind.use else self.text
+
+
+@dataclass(frozen=True)
+class Project:
+    """One project's part of the table."""
+
+    roots: tuple[str, ...]  # first parts of keys that only this project has
+    runs: tuple[tuple[str, str], ...]  # what a typical run was, and the command here
+    keys: Mapping[str, Answer]
+
+
+@cache
+def read_projects() -> dict[str, Project]:
+    """The table, by the project's name."""
+    plain = yaml.safe_load(FILE.read_text())
+    return {
+        name: Project(
+            roots=tuple(part["roots"]),
+            runs=tuple((run["was"], run["type"]) for run in part["runs"]),
+            keys={key: _answer(name, answer) for key, answer in part["keys"].items()},
+        )
+        for name, part in plain["projects"].items()
+    }
+
+
+@cache
+def read_earlier_names() -> dict[str, Answer]:
+    """Names that keys of this project had before."""
+    return {key: _answer(EARLIER, text) for key, text in yaml.safe_load(FILE.read_text())["earlier"].items()}
+
+
+def find_answer(key: str) -> Answer | None:
+    """What to type instead of `key`; `None` for a key that no project has."""
     parts = key.lower().split(".")
-    for take in (3, 2, 1):  # the longer name is the more certain one
-        for project, names in (("an earlier version", EARLIER), *ALIASES.items()):
-            name = names.get(".".join(parts[-take:])) if len(parts) >= take else None
-            if name is not None:
-                return project, name
+    tables = [read_earlier_names(), *(project.keys for project in read_projects().values())]
+    for length in range(min(LONGEST, len(parts)), 0, -1):  # the longer name is the more certain one
+        name = ".".join(parts[-length:])
+        for table in sorted(tables, key=lambda table: _knows_root(table, parts[0])):
+            if name in table:
+                return table[name]
+    for name, project in read_projects().items():
+        if len(parts) > 1 and parts[0] in project.roots:
+            return Answer(name, AnswerKind.unlisted, "docs/migrating.md lists those with a counterpart here")
     return None
+
+
+def _knows_root(table: Mapping[str, Answer], root: str) -> bool:
+    """Sorts the project first of which a key's first part is."""
+    project = next(iter(table.values())).project
+    return not (project in read_projects() and root in read_projects()[project].roots)
+
+
+def _answer(project: str, entry: str | Mapping[str, str]) -> Answer:
+    if isinstance(entry, str):
+        return Answer(project, AnswerKind.use, entry)
+    ((kind, text),) = entry.items()
+    return Answer(project, AnswerKind(kind), text)

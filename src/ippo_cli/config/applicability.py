@@ -27,25 +27,19 @@ from ippo_cli.config.schema import (
 )
 
 
-def check_algorithm(config: Config) -> None:
-    """Raise `ConfigError` for the first rule that is broken."""
-    _check_steps(config)
-    _check_critic(config)
-    _check_kl(config)
-    _check_pieces(config)
-    _check_rows(config)
-
-
-def _check_steps(config: Config) -> None:
+def _check_steps(config: Config) -> Iterator[ConfigError]:
     algorithm, size = config.algorithm, config.rollout.buffer_size
     minis = {"algorithm.mini_batch_size": algorithm.mini_batch_size}
+    shared_critic = getattr(config.critic, "mini_batch_size", None)
     for name, agent in config.task.agents.items():
-        minis[f"task.agents.{name}.algorithm.mini_batch_size"] = agent.algorithm.mini_batch_size
+        if agent.algorithm.mini_batch_size != algorithm.mini_batch_size:
+            minis[f"task.agents.{name}.algorithm.mini_batch_size"] = agent.algorithm.mini_batch_size
         if isinstance(agent.critic, OwnCriticConfig):
-            minis[f"critic.mini_batch_size (agent {name})"] = agent.critic.mini_batch_size
+            where = "" if agent.critic.mini_batch_size == shared_critic else f"task.agents.{name}."
+            minis[f"{where}critic.mini_batch_size"] = agent.critic.mini_batch_size
     for key, mini in minis.items():
         if mini is not None and size % mini:
-            raise ConfigError(
+            yield ConfigError(
                 f"{key}={mini}", f"does not divide rollout.buffer_size={size}", "use one of " + divisors(size)
             )
     for name, agent in config.task.agents.items():
@@ -53,12 +47,14 @@ def _check_steps(config: Config) -> None:
         if algorithm.objective is Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
             shared = (own.mini_batch_size, own.ppo_epochs) == (algorithm.mini_batch_size, algorithm.ppo_epochs)
             where = "" if shared else f"task.agents.{name}."
-            raise ConfigError(
+            yield ConfigError(
                 f"{where}algorithm.mini_batch_size={own.mini_batch_size or 'null'} "
                 f"{where}algorithm.ppo_epochs={own.ppo_epochs}",
                 f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
                 "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
             )
+            if shared:
+                return
 
 
 def _check_critic(config: Config) -> None:
@@ -114,16 +110,16 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
         )
 
 
-def _check_pieces(config: Config) -> None:
+def _check_pieces(config: Config) -> Iterator[ConfigError]:
     """Every key that has no part in this algorithm is at rest, and every key that has one is set."""
     for key, value, inactive, reason, needed in applicability(config):
         rests = value is inactive or value == inactive
         shown = "null" if value is None else str(getattr(value, "value", value))
         if reason is not None and not rests:
             rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
-            raise ConfigError(f"algorithm.{key}={shown}", f"would do nothing: {reason}", f"use {rest.lower()}")
+            yield ConfigError(f"algorithm.{key}={shown}", f"has no effect: {reason}", f"use {rest.lower()}")
         if reason is None and needed is not None and rests:
-            raise ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
+            yield ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
 
 
 def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
@@ -184,7 +180,7 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
         yield key, attrgetter(key)(algorithm), inactive, reason, needed
 
 
-def _check_rows(config: Config) -> None:
+def _check_rows(config: Config) -> Iterator[ConfigError]:
     """What an algorithm asks of the buffer, its scores and its sampler."""
     algorithm, rollout, reward = config.algorithm, config.rollout, config.reward
     advantage, correction = algorithm.advantage, algorithm.behavior_correction
@@ -195,13 +191,13 @@ def _check_rows(config: Config) -> None:
             if not advantage.needs_group
             else (f"advantage={advantage.value}")
         )
-        raise ConfigError(
+        yield ConfigError(
             f"rollout.num_generations={rollout.num_generations}",
             f"leaves algorithm.{what} nothing to compare a response with",
             "use one of " + " ".join(divisors(rollout.buffer_size).split()[1:]),
         )
     if advantage is Advantage.greedy_baseline and Processor.zscore in reward.processor:
-        raise ConfigError(
+        yield ConfigError(
             "reward.processor=[zscore]",
             "centres the greedy responses' scores on their own, and algorithm.advantage=greedy_baseline subtracts them",
             "leave zscore out",
@@ -209,58 +205,62 @@ def _check_rows(config: Config) -> None:
     if algorithm.turn_value is TurnValue.after and (
         algorithm.credit is not Credit.turn or algorithm.value_unit is not ValueUnit.turn
     ):
-        raise ConfigError(
+        yield ConfigError(
             "algorithm.turn_value=after",
             "is one value for a whole response",
             "set algorithm.credit=turn algorithm.value_unit=turn",
         )
     once = isinstance(config.task, ConversationConfig) and config.task.answers_once
     if algorithm.turn_value is TurnValue.after and not once:
-        raise ConfigError(
+        yield ConfigError(
             "algorithm.turn_value=after",
             "is one value for a whole response, and this task's responses may have several turns",
             "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )
     filters = any(agent.rollout.filters for agent in config.task.agents.values())
     if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",
             f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
             "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p repetition_penalty",
         )
     low, high = correction.band_low, correction.band_high
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.behavior_correction.band_low={low} band_high={high}",
             "are no interval",
             "set both, the first below the second, or neither",
         )
 
 
-def _check_kl(config: Config) -> None:
+def _check_kl(config: Config) -> Iterator[ConfigError]:
     kl, size = config.algorithm.kl, config.rollout.buffer_size
     if kl.reward.coef and kl.loss.coef and not kl.allow_both:
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.kl.reward.coef={kl.reward.coef} algorithm.kl.loss.coef={kl.loss.coef}",
             "penalise the same divergence twice",
             "set one to 0, or algorithm.kl.allow_both=true",
         )
     if kl.reward.target is not None and not kl.reward.coef:
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.kl.reward.target={kl.reward.target}",
             "adapts a coefficient that is 0",
             "set algorithm.kl.reward.coef to where the adaptation starts",
         )
     # A buffer takes at most the share .2 * size / horizon from the coefficient, and must leave some of it.
     if kl.reward.target is not None and kl.reward.horizon is not None and size >= 5 * kl.reward.horizon:
-        raise ConfigError(
+        yield ConfigError(
             f"algorithm.kl.reward.horizon={kl.reward.horizon}",
             f"lets one buffer of rollout.buffer_size={size} take the coefficient to 0 or below",
             f"use more than a fifth of the buffer, at least {size // 5 + 1}; 10000 is usual",
         )
     if kl.loss.estimator == "k1" and kl.loss.coef:
-        raise ConfigError(
+        yield ConfigError(
             "algorithm.kl.loss.estimator=k1",
             "has a gradient that is zero on average as a loss",
             "use k2, k3, k1+ or full",
         )
+
+
+ALGORITHM_RULES = (_check_steps, _check_critic, _check_kl, _check_pieces, _check_rows)
+"""Each yields every error that it finds, or raises the first one."""

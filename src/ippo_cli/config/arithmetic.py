@@ -74,6 +74,18 @@ def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
     )
 
 
+def fit_mini_batch(preset: int, buffer_size: int) -> int:
+    """A preset's mini-batch size for a buffer: a smaller buffer as a whole, else the largest divisor of the buffer
+    between half the preset and the preset.
+
+    Where there is no such divisor the preset stays, which the checks then refuse.
+    """
+    if buffer_size < preset:
+        return max(buffer_size, 1)
+    between = range(preset, (preset - 1) // 2, -1)
+    return next((size for size in between if buffer_size % size == 0), preset)
+
+
 def divisors(number: int) -> str:
     """All numbers that divide it, to be offered in an error."""
     return " ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
-from ippo_cli.config.applicability import check_algorithm
+from ippo_cli.config.applicability import ALGORITHM_RULES
 from ippo_cli.config.arithmetic import divisors
-from ippo_cli.config.constraints import constraints
+from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.data import check_data
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
 from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
@@ -53,23 +54,24 @@ WORLD_NAMES = {
 
 
 def check(config: Config, world_size: int, *, training: bool = True) -> None:
-    """Raise `ConfigError` for the first rule that the configuration breaks; an evaluation needs no training data."""
-    check_constraints(config)
-    _check_run(config)
-    check_plan(config)
-    _check_agents(config)
-    _check_task(config.task, training=training)
-    check_team(config)
-    if training:
-        check_learning_order(config)
-    _check_turns(config)
-    _check_rollout(config, world_size)
-    check_algorithm(config)
-    _check_deepspeed(config)
-    check_rewards(config)
-    check_credit(config)
-    if training:
-        check_references(config)
+    """Raise `ConfigError` with every rule that the configuration breaks; an evaluation needs no training data."""
+    rules: list[Check] = [
+        *(partial(rule, config) for rule in RUN_RULES),
+        *(partial(_check_agent, config, name, agent) for name, agent in config.task.agents.items()),
+        partial(_check_task, config.task, training=training),
+        partial(check_team, config),
+        *([partial(check_learning_order, config)] if training else []),
+        partial(_check_turns, config),
+        partial(_check_buffer, config, world_size),
+        partial(_check_rollout, config),
+        *(partial(rule, config) for rule in ALGORITHM_RULES),
+        partial(_check_deepspeed, config),
+        partial(check_rewards, config),
+        partial(check_credit, config),
+        *([partial(check_references, config)] if training else []),
+    ]
+    if errors := collect_errors(rules, constraint_errors(config)):
+        raise combine_errors(errors)
 
 
 def constrained_leaves(
@@ -85,23 +87,43 @@ def constrained_leaves(
             yield f"{prefix}{name}", value, known.get(name)
 
 
-def check_constraints(node: Any, prefix: str = "") -> None:
-    """Raise `ConfigError` for the first value that breaks what is written with its type."""
-    # Agents last: what a group gives to all of them is told by the group's name.
+def constraint_errors(node: Any, prefix: str = "") -> list[ConfigError]:
+    """Every value that breaks the constraint written with its type."""
+    errors: list[ConfigError] = []
+    broken_by_group: dict[str, Any] = {}
+    # Agents last: what a group gives to all of them is reported under the group's name.
     for key, value, constraint in sorted(
         constrained_leaves(node, prefix), key=lambda leaf: leaf[0].startswith("task.agents.")
     ):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key}={value}", "is no number that can be computed with", "use a finite number")
-        if value is not None and constraint is not None and (broken := constraint.broken(value)) is not None:
-            raise ConfigError(f"{key}={'' if value == [] else value}", *broken)
+        broken = _broken_rule(value, constraint)
+        of_group = key.split(".", 3)[-1] if key.startswith("task.agents.") else key
+        if broken is None or (of_group != key and broken_by_group.get(of_group) == str(value)):
+            continue
+        broken_by_group[key] = str(value)
+        errors.append(ConfigError(f"{key}={'' if value == [] else value}", *broken))
+    return errors
 
 
-def _check_run(config: Config) -> None:
+def check_constraints(node: Any, prefix: str = "") -> None:
+    """Raise `ConfigError` with every value that breaks the constraint written with its type."""
+    if errors := constraint_errors(node, prefix):
+        raise combine_errors(errors)
+
+
+def _broken_rule(value: Any, constraint: Constraint | None) -> tuple[str, str] | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number", "use a finite number"
+    return None if value is None or constraint is None else constraint.broken(value)
+
+
+def _check_resume(config: Config) -> None:
     if config.resume != "never":  # what is typed is acted upon, and taken out, before anything is composed
         raise ConfigError(f"resume={config.resume}", "has an effect on the command line only", "type it there")
+
+
+def _check_iterations(config: Config) -> Iterator[ConfigError]:
     if (config.num_iterations is None) == (config.num_epochs is None):
-        raise ConfigError(
+        yield ConfigError(
             f"num_iterations={config.num_iterations} num_epochs={config.num_epochs}",
             "must not both be set or both be null",
             "add num_epochs=null, or num_iterations=null" if config.num_epochs else "set one of them",
@@ -111,27 +133,36 @@ def _check_run(config: Config) -> None:
         and config.num_iterations is not None
         and config.stop_after > config.num_iterations
     ):
-        raise ConfigError(
+        yield ConfigError(
             f"stop_after={config.stop_after}",
             f"is never reached with num_iterations={config.num_iterations}",
             "use a smaller number, or null",
         )
+
+
+def _check_processes(config: Config) -> Iterator[ConfigError]:
     for text in config.debug_faults:
         fault(text)
     check_time_limit(config.checkpoint.must_save_by)
     if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
-        raise ConfigError(
+        yield ConfigError(
             f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
             f"is shorter than launch.watchdog_s={config.launch.watchdog_s:g}",
             "loading takes longer than a step does: use at least as much",
         )
+
+
+def _check_name(config: Config) -> None:
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
         raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
 
 
 def _check_agents(config: Config) -> None:
     if not config.task.agents:
-        raise ConfigError("task.agents={}", "names nobody", "name at least one agent in the task file")
+        raise ConfigError("task.agents={}", "has no agents", "name at least one agent in the task file")
+
+
+def _check_primary_metric(config: Config) -> None:
     mode, _, metric = config.task.primary_metric.partition("/")
     if mode not in ("sampled", "greedy") or not metric:
         raise ConfigError(
@@ -151,11 +182,20 @@ def _check_agents(config: Config) -> None:
             "needs the sampled evaluation",
             f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
         )
-    for name, agent in config.task.agents.items():
-        _check_agent(config, name, agent)
 
 
-def _check_task(task: TaskConfig, *, training: bool) -> None:
+RUN_RULES = (
+    _check_resume,
+    _check_iterations,
+    _check_processes,
+    _check_name,
+    check_plan,
+    _check_agents,
+    _check_primary_metric,
+)
+
+
+def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
     if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
         raise ConfigError(
             f"task.length={task.length}",
@@ -171,24 +211,24 @@ def _check_task(task: TaskConfig, *, training: bool) -> None:
             f"use at most {len(set(task.alphabet)) - 1}",
         )
     if isinstance(task, SignallingConfig):
-        _check_signalling(task)
+        yield from _check_signalling(task)
     if isinstance(task, JsonlConfig):
         check_data(task, training=training)
 
 
-def _check_signalling(task: SignallingConfig) -> None:
+def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
     signals, messages = len(set(task.signals)), len(set(task.symbols)) ** task.message_length
     if signals < 2:
-        raise ConfigError(f"task.signals={task.signals}", "tells nobody anything", "use at least two characters")
+        yield ConfigError(f"task.signals={task.signals}", "tells nobody anything", "use at least two characters")
     if messages < signals:
-        raise ConfigError(
+        yield ConfigError(
             f"task.symbols={task.symbols} task.message_length={task.message_length}",
             f"make {messages} messages, fewer than the {signals} signals",
             "use more symbols, or longer messages",
         )
     for key in ("train_size", "eval_size"):
         if getattr(task, key) < signals:
-            raise ConfigError(
+            yield ConfigError(
                 f"task.{key}={getattr(task, key)}",
                 f"leaves some of the {signals} signals out",
                 f"use at least {signals}",
@@ -235,7 +275,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
-                "leaves actor=tiny nothing to learn its alphabet from",
+                "is needed: actor=tiny builds its vocabulary from reference answers",
                 "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
             )
     elif actor.model is None:
@@ -279,7 +319,7 @@ def _check_turns(config: Config) -> None:
     if history is not History.prefix:
         raise ConfigError(
             f"rollout.history={history.value}",
-            f"would do nothing: task.protocol={task.protocol} task.num_turns=1 have no later turns",
+            f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",
             "use prefix",
         )
 
@@ -294,12 +334,12 @@ def _check_world(task: WorldConfig, history: History) -> None:
         if getattr(task, key, None) == 1 and history not in at_rest:
             raise ConfigError(
                 f"rollout.history={history.value}",
-                f"would do nothing: task.kind={task.kind.value} task.{key}=1 has no later turns",
+                f"has no effect: task.kind={task.kind.value} task.{key}=1 has no later turns",
                 "use prefix",
             )
 
 
-def _check_rollout(config: Config, world_size: int) -> None:
+def _check_buffer(config: Config, world_size: int) -> None:
     rollout = config.rollout
     size = rollout.buffer_size
     if size % rollout.num_generations:
@@ -314,6 +354,10 @@ def _check_rollout(config: Config, world_size: int) -> None:
             f"leaves some of the {world_size} processes without a sample",
             f"use at least {world_size}",
         )
+
+
+def _check_rollout(config: Config) -> None:
+    rollout = config.rollout
     _check_sampling("", rollout)  # agents after it: what the group gives to all is told by the group's name
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
@@ -336,11 +380,11 @@ def _check_sampling(where: str, sampling: SamplingConfig) -> None:
         )
 
 
-def _check_deepspeed(config: Config) -> None:
+def _check_deepspeed(config: Config) -> Iterator[ConfigError]:
     deepspeed = config.deepspeed
     if deepspeed.offload_params and deepspeed.stage != 3:
-        raise ConfigError(
+        yield ConfigError(
             "deepspeed.offload_params=true", f"needs ZeRO stage 3, not {deepspeed.stage}", "use deepspeed=zero3_offload"
         )
     if deepspeed.offload_optimizer and deepspeed.stage == 0:
-        raise ConfigError("deepspeed.offload_optimizer=true", "needs ZeRO stage 1, 2 or 3", "use deepspeed=zero1")
+        yield ConfigError("deepspeed.offload_optimizer=true", "needs ZeRO stage 1, 2 or 3", "use deepspeed=zero1")

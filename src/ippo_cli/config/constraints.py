@@ -22,6 +22,7 @@ class Range:
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
+    at_low: str = ""  # what somebody who typed the lower limit may want instead
 
     def __str__(self) -> str:
         if math.isinf(self.high):
@@ -38,6 +39,7 @@ class Range:
             return None
         if value < self.low or (self.open_low and value == self.low):
             remedy = f"use a number {'above' if self.open_low else 'of at least'} {self.low:.12g}"
+            remedy = f"{self.at_low}; {remedy}" if self.at_low and value == self.low else remedy
         elif value > self.high or (self.open_high and value == self.high):
             remedy = f"use a number {'below' if self.open_high else 'of at most'} {self.high:.12g}"
         else:
@@ -94,7 +96,11 @@ Coefficient = Annotated[float, Range(0.0), Usual(high=10.0)]
 WeightDecay = Annotated[float, Range(0.0), Usual(high=1.0)]
 Epsilon = Annotated[float, Range(0.0, open_low=True), Usual(high=1e-2)]
 GradNorm = Annotated[float, Range(0.0), Usual(1e-3, 1e4)]
-Temperature = Annotated[float, Range(0.0, open_low=True), Usual(0.05, 5.0)]
+GREEDY = (
+    "a policy without randomness learns nothing, and greedy decoding is for evaluation: evaluation.greedy=true (and "
+    "evaluation.sampled=false for nothing else), or greedy=true in ippo-chat"
+)
+Temperature = Annotated[float, Range(0.0, open_low=True, at_low=GREEDY), Usual(0.05, 5.0)]
 RepetitionPenalty = Annotated[float, Range(0.0, open_low=True), Usual(0.2, 5.0)]
 LoraAlpha = Annotated[float, Range(0.0, open_low=True), Usual(high=2048.0)]
 ClipRange = Annotated[float, Range(0.0, open_low=True), Usual(1e-6, 10.0)]

@@ -48,7 +48,7 @@ def check_credit(config: Config) -> None:
     if how is CreditAssignment.difference and reward.measure_credit_every:
         raise ConfigError(
             f"reward.measure_credit_every={reward.measure_credit_every}",
-            f"would do nothing: {setting} measures it in every iteration",
+            f"has no effect: {setting} measures it in every iteration",
             "set one of them to 0 or none",
         )
     if whole_batch(reward):

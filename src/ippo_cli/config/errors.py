@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,6 +34,60 @@ class ConfigError(IppoError):
     def __init__(self, setting: str, rule: str, remedy: str) -> None:
         super().__init__(f"{setting} {rule}; {remedy}")
         self.key = setting.partition("=")[0]
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes of one command line, reported together."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        lines = "".join(f"\n  {error}" for error in errors)
+        Exception.__init__(self, f"{len(errors)} mistakes{lines}")
+        self.key = errors[0].key
+        self.errors = tuple(errors)
+
+
+def combine_errors(errors: Sequence[ConfigError]) -> ConfigError:
+    """One error for all of these; a single one is returned as it is."""
+    return errors[0] if len(errors) == 1 else ConfigErrors(errors)
+
+
+def split_errors(error: ConfigError) -> tuple[ConfigError, ...]:
+    """The single mistakes of which an error consists."""
+    return error.errors if isinstance(error, ConfigErrors) else (error,)
+
+
+Check = Callable[[], Iterable[ConfigError] | None]
+"""Raises one error, or yields several that do not depend on each other."""
+
+
+def collect_errors(checks: Iterable[Check], found: Sequence[ConfigError] = ()) -> list[ConfigError]:
+    """The mistakes in `found`, then those that the checks raise or yield.
+
+    A check that names a key with an earlier mistake would only report a consequence of it, and is left out. Once there
+    is a mistake, checks may fail in other ways, since they rely on each other.
+    """
+    errors = list(found)
+    for check in checks:
+        earlier = list(errors)
+        try:
+            for error in _run(check):
+                if not any(_names(error, old.key) for old in earlier) and str(error) not in map(str, errors):
+                    errors.append(error)
+        except Exception:
+            if not errors:
+                raise
+    return errors
+
+
+def _run(check: Check) -> Iterator[ConfigError]:
+    try:
+        yield from check() or ()
+    except ConfigError as error:
+        yield from split_errors(error)
+
+
+def _names(error: ConfigError, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", str(error)) is not None
 
 
 class PreflightError(IppoError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ippo_cli.config.checks import constrained_leaves
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.schema import Config, JsonlConfig
 
 # Groups of which another option may be chosen, and keys; `*` stands for an agent's name.
@@ -224,15 +224,31 @@ def _general(key: str) -> str:
     )
 
 
-def refuse_without_effect(overrides: Iterable[str], *, of_model: bool) -> None:
-    """Raise `ConfigError` for the first override that can change nothing about an evaluation."""
+def check_effect(overrides: Iterable[str], *, of_model: bool) -> None:
+    """Raise `ConfigError` with every override that can change nothing about an evaluation."""
     known = (*OF_BOTH, *OF_MODELS) if of_model else OF_BOTH
+    errors: list[ConfigError] = []
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
         if _general(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"
-        raise ConfigError(text, f"can have no effect on {of} evaluation", f"those that can: {_listed(known)}")
+        errors.append(ConfigError(text, f"can have no effect on {of} evaluation", _instead(key, known)))
+    if errors:
+        raise combine_errors(errors)
+
+
+def _instead(key: str, known: Sequence[str]) -> str:
+    """Keys of the same name, and those of the same group that have an effect; else all groups that have one."""
+    group, _, leaf = key.rpartition(".")
+    same = [other for other in known if other != key and other.rpartition(".")[2] == leaf and "*" not in other]
+    if same:
+        return "did you mean " + " or ".join(f"{other}=" for other in same) + "?"
+    of_group = [other for other in known if group and other.startswith(f"{group}.")]
+    if of_group:
+        return f"those of this group that can: {_listed(of_group)}"
+    groups = dict.fromkeys(other.partition(".")[0] for other in known)
+    return f"those that can are keys of {' '.join(groups)}; see ippo-eval --help KEY"
 
 
 def _listed(keys: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ def check_learning_order(config: Config) -> None:
     if not policies:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.frozen=true",
-            "leaves nobody who learns",
+            "leaves no trainable agent",
             "let at least one agent learn, or use ippo-eval",
         )
     if order is not UpdateOrder.simultaneous and len(policies) < 2:
@@ -31,7 +31,7 @@ def check_learning_order(config: Config) -> None:
     if order is not UpdateOrder.round_robin and every is not None:
         raise ConfigError(
             f"team.round_robin_every={every}",
-            f"would do nothing: team.update_order={order.value}",
+            f"has no effect: team.update_order={order.value}",
             "set team.update_order=round_robin as well, or leave it out",
         )
     _check_correction(config)
@@ -77,7 +77,7 @@ def _check_partners(config: Config) -> None:
             raise ConfigError(f"team.partners.{key}=null", "is needed by a pool of partners", f"use {example}")
         if not partners.every and value is not None:
             raise ConfigError(
-                f"team.partners.{key}={value}", "would do nothing: team.partners.every=0 keeps no snapshots", "use null"
+                f"team.partners.{key}={value}", "has no effect: team.partners.every=0 keeps no snapshots", "use null"
             )
     if not partners.every:
         if partners.elo:

@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from ippo_cli.config import schema
+from ippo_cli.config.arithmetic import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
 from ippo_cli.config.places import dump_yaml, load_yaml, make_absolute
@@ -78,9 +79,11 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "shared_base": schema.SharedBaseConfig,
     },
     "tracker": {
+        "none": schema.TrackerConfig,
         "tensorboard": schema.TrackerConfig,
         "wandb": schema.WandbTrackerConfig,
         "mlflow": schema.MlflowTrackerConfig,
+        "wandb_mlflow": schema.WandbMlflowTrackerConfig,
     },
 }
 # Groups of one schema.
@@ -117,6 +120,7 @@ def config_dir() -> Path:
 def register_schemas() -> None:
     """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
     register_option_files()
+    OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
     store = ConfigStore.instance()
     for name, node in schema.SCHEMAS.items():
         store.store(group="schema", name=name, node=node)

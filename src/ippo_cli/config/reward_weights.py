@@ -44,12 +44,12 @@ def _refuse_idle(config: Config, where: str, weights: RewardWeightsConfig) -> No
     if weights.turn_weight != 1.0:
         raise ConfigError(
             f"{where}.turn_weight={weights.turn_weight}",
-            f"would do nothing: reward={kind} gives no numbers by turn",
+            f"has no effect: reward={kind} gives no numbers by turn",
             "use 1.0, or reward=function or environment",
         )
     if isinstance(config.reward, GridRewardConfig | CodePairRewardConfig) and weights.agent_weight:
         raise ConfigError(
             f"{where}.agent_weight={weights.agent_weight}",
-            f"would do nothing: reward={kind} gives the team's numbers alone",
+            f"has no effect: reward={kind} gives the team's numbers alone",
             "use 0.0",
         )

@@ -291,7 +291,7 @@ def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> No
             if field.name not in free and value != getattr(common, field.name):
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
-                    f"would do nothing: task.agents.{name}.frozen=true, and who is frozen is not trained",
+                    f"has no effect: task.agents.{name}.frozen=true, and who is frozen is not trained",
                     "leave it out, or set frozen=false",
                 )
 

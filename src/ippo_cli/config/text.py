@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-LINE_WIDTH = 160  # columns of the longest line that is printed
+LINE_WIDTH = 160  # columns of the longest line of a log: an iteration has one
+PAGE_WIDTH = 100  # columns of what a command prints to be read as a page: help, plans, tables, errors
+COLUMN_WIDTH = 12  # to which a table's column is narrowed at most
 NAME_WIDTH = 24
 
 
@@ -49,6 +52,32 @@ def fitting(parts: Sequence[str], width: int) -> str:
         if text_width(text := ", ".join([*parts[:count], *left])) <= width:
             return text
     return f"{len(parts)} more" if parts else ""
+
+
+def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numbers: bool = False) -> list[str]:
+    """Lines of a table whose first row is its heading; cells of the widest columns are wrapped where it is too wide.
+
+    `numbers`: all columns but the first are aligned at their right.
+    """
+    widths = [max(text_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > COLUMN_WIDTH:
+        widest = widths.index(max(widths))
+        others = max([COLUMN_WIDTH, *(other for place, other in enumerate(widths) if place != widest)])
+        excess = sum(widths) + 2 * (len(widths) - 1) - width
+        widths[widest] = max(widths[widest] - excess, min(others, widths[widest] - 1))
+    lines = []
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
+        ]
+        for part in range(max(map(len, cells))):
+            shown = [cell[part] if part < len(cell) else "" for cell in cells]
+            padded = [
+                text.rjust(size) if numbers and column else text.ljust(size)
+                for column, (text, size) in enumerate(zip(shown, widths, strict=True))
+            ]
+            lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def columns(names: Iterable[str]) -> str:

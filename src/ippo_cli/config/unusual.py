@@ -88,7 +88,7 @@ def _few_prompts(settings: Settings) -> str | None:
     if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
         return None
     return (
-        f"an iteration asks {prompts} prompts and the training data has {rows}: each is asked several times; "
+        f"an iteration samples {prompts} prompts and the training data has {rows}: each is sampled several times; "
         "lower rollout.buffer_size, or raise rollout.num_generations"
     )
 
@@ -100,9 +100,9 @@ def _passes(settings: Settings) -> str | None:
     passes = settings.plan.num_iterations * settings.plan.prompts_per_iteration / settings.train_rows
     if FEWEST_PASSES <= passes <= MOST_PASSES:
         return None
-    share = f"{passes:.0f} times" if passes > 1 else f"{passes:.1%} of"
+    epochs = f"is {passes:.0f} epochs of" if passes > 1 else f"covers {passes:.1%} of"
     return (
-        f"num_iterations={settings.plan.num_iterations} asks {share} the {settings.train_rows} training examples; "
+        f"num_iterations={settings.plan.num_iterations} {epochs} the {settings.train_rows} training examples; "
         "num_iterations=null num_epochs=1 is one pass"
     )
 

@@ -86,8 +86,8 @@ def cross_play(
         with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
             exam = exam.new_to(trained)
             console.say(
-                f"cross-play of {len(origins)} origins: {len(pairings)} pairings x {len(exam.asked)} held-out rows; "
-                f"{weights.models} models are loaded once, {weights.shown} of weights on this {device.type}"
+                f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x {len(exam.asked)} rows; "
+                f"{weights.models} models with {weights.shown} of weights on this {device.type}"
             )
             for line in exam.left_out:
                 console.say(line)
@@ -280,7 +280,7 @@ def shown(table: Table, names: Sequence[str]) -> list[str]:
     """A table in words, rows numbered by their origins."""
     label = max(len(table.agent) + 8, *(len(f"[{number}] {name}") for number, name in enumerate(names))) + 2
     heading = f"{table.agent} from"
-    lines = [f"{table.metric}: {table.agent} of a row beside {' '.join(table.others)} of a column"]
+    lines = [f"{table.metric}; rows: {table.agent}'s checkpoint, columns: that of {' '.join(table.others)}"]
     lines.append(f"{heading:<{label}}" + "".join(f"{f'[{number}]':>16}" for number in range(len(names))))
     for number, name in enumerate(names):
         cells = zip(table.scores[number], table.standard_errors[number], strict=True)

@@ -105,17 +105,21 @@ def models_of(config: Config) -> Subject:
     for agent, actor in actors.items():
         if isinstance(actor, LoraActorConfig):
             models[agent]["adapter"] = None if actor.adapter is None else description(actor.adapter, None)
-    name = Path(next(iter(models.values()))["model"]).name
+    places = {str(record["model"]) for record in models.values()}
+    parents = {Path(place).parent for place in places}
+    team = next(iter(parents)) if len(places) > 1 and len(parents) == 1 else Path(next(iter(models.values()))["model"])
+    name = team.name or Path(next(iter(places))).name
     task = {"task": config.task.kind.value, "seed": config.seed}
     return Subject(name=name, models=models, told=task)
 
 
-def one_model(config: Config, model: str) -> Subject:
-    """One Hugging Face model in the place of every agent."""
-    record = description(model, None)
+def one_model(config: Config, model: str, of_agents: Mapping[str, str] | None = None) -> Subject:
+    """One Hugging Face model in the place of every agent, or the models `of_agents` in a folder."""
+    places = of_agents or dict.fromkeys(config.task.agents, model)
+    records = {place: description(place, None) for place in dict.fromkeys(places.values())}
     return Subject(
         name=Path(model).name,
-        models=dict.fromkeys(config.task.agents, record),
+        models={name: records[place] for name, place in places.items()},
         told={"task": config.task.kind.value, "model": model},
     )
 
@@ -203,7 +207,7 @@ class Examination:
                 policies,
                 config.rollout,
                 sampling_settings(config.task),
-                lambda agent, done, rows: console.progress(f"{agent} writes", done, rows),
+                lambda agent, done, rows: console.progress(f"generating responses of {agent}", done, rows),
                 continues=goes_on(config),
             )
             draws = Draws(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
@@ -415,9 +419,20 @@ def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Pa
     there = {int(path.name.split("_")[1]): path for path in all_checkpoints(root)}
     found = newest_intact(root) if iteration is None else there.get(iteration)
     if found is None:
-        numbers = " ".join(map(str, there)) or "none"
-        which = f"best, which is iteration {iteration}" if checkpoint == "best" else checkpoint
-        raise ResumeError(f"run={folder}: there is no intact checkpoint={which}; those there: {numbers}, and initial")
+        raise ResumeError(f"run={folder}: {_missing_checkpoint(there, checkpoint, iteration)}")
     if iteration is not None and (damage := damaged(found)) is not None:
-        raise ResumeError(f"{found} is damaged ({damage}); use another checkpoint")
+        intact = [number for number, path in there.items() if number != iteration and damaged(path) is None]
+        others = " or ".join(f"checkpoint={number}" for number in intact[-2:]) or "checkpoint=initial"
+        raise ResumeError(f"{found} is damaged ({damage}); use {others}")
     return found
+
+
+def _missing_checkpoint(there: Mapping[int, Path], checkpoint: str, iteration: int | None) -> str:
+    """Why no checkpoint of that name can be used, and which can."""
+    numbers = " ".join(map(str, there))
+    if not there:
+        return "there are no checkpoints, and only the initial weights can be used: checkpoint=initial"
+    if iteration is None:
+        return f"all of its checkpoints are damaged ({numbers}); only checkpoint=initial can be used"
+    which = f"checkpoint=best is iteration {iteration}, which" if checkpoint == "best" else f"checkpoint={checkpoint}"
+    return f"{which} does not exist (it may have been deleted by checkpoint.keep); use one of {numbers}, or initial"

@@ -100,11 +100,11 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
                             "leave out dtype=bf16, or use merged=false and serve the adapter beside its base"
                         )
                 errors = [
-                    f"{what} differ by {checked[name][key]:.1e} of their size at most"
-                    for key, what in (("deviation", "logits"), ("critic_deviation", "its critic's values"))
+                    f"largest relative difference of {what} {checked[name][key]:.1e}"
+                    for key, what in (("deviation", "logits"), ("critic_deviation", "critic values"))
                     if key in checked[name]
                 ]
-                say(f"{name}: loads as the same model: " + ", ".join(errors))
+                say(f"{name}: verified to load identically: " + ", ".join(errors))
             _finish(partial, wanted, subject, checked)
     finally:
         distributed.shutdown()

@@ -269,7 +269,7 @@ def refuse_idle_weights(rewards: Reward, weights: Weights, config: RewardConfig)
                     what = {"team_weight": "for the team", "agent_weight": "for agents", "turn_weight": "by turn"}[key]
                     raise ConfigError(
                         f"task.agents.{name}.reward.{key}={getattr(own, key)}",
-                        f"would do nothing: the reward gives no numbers {what}",
+                        f"has no effect: the reward gives no numbers {what}",
                         "leave it out",
                     )
 

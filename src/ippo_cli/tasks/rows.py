@@ -172,7 +172,7 @@ class Preparation:
             except IppoError:
                 raise
             except (Exception, SystemExit) as error:
-                raise ConfigError(setting, f"fails on a row ({located(error)})", "mend it") from error
+                raise ConfigError(setting, f"fails on a row ({located(error)})", "correct it there") from error
             if made is None:
                 return NO
             if not isinstance(made, Mapping):

@@ -108,7 +108,7 @@ def dry_run(config: TaskConfig, examples: Iterable[Example], seed: int = 0) -> D
         shown = attempt(config, example, seed)
         if not shown.to_be_mended:
             return shown
-    raise ConfigError(told_setting(config), f"fails ({shown.failure})", "mend it")
+    raise ConfigError(told_setting(config), f"fails ({shown.failure})", "correct it there")
 
 
 def told_setting(config: TaskConfig) -> str:

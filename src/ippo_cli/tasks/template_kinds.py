@@ -129,7 +129,7 @@ def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
         there = " ".join(values)
         raise ConfigError(shown, f"cannot be written ({error})", f"there is: {there}") from error
     except Exception as error:  # what a template computes may go wrong in any way
-        raise ConfigError(shown, f"cannot be written ({type(error).__name__}: {error})", "mend it") from error
+        raise ConfigError(shown, f"cannot be written ({type(error).__name__}: {error})", "correct it there") from error
 
 
 def call_function(template: str, example: Example, told: Mapping[str, Any], setting: str) -> str:
@@ -141,7 +141,7 @@ def call_function(template: str, example: Example, told: Mapping[str, Any], sett
     except IppoError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(shown, f"fails ({located(error)})", "mend it") from error
+        raise ConfigError(shown, f"fails ({located(error)})", "correct it there") from error
     if not isinstance(text, str):
         raise ConfigError(shown, f"returns {text!r:.60}, which is no text", "return what the agent is told")
     return text
@@ -165,7 +165,9 @@ def _compiled(template: str, setting: str) -> tuple[Template, nodes.Template]:
         return ENVIRONMENT.from_string(text), ENVIRONMENT.parse(text)
     except TemplateError as error:
         raise ConfigError(
-            f"{setting}={template!r:.80}", f"is no template of Jinja's ({error})", "mend it, or leave out jinja:"
+            f"{setting}={template!r:.80}",
+            f"is no template of Jinja's ({error})",
+            "correct the template, or leave out jinja:",
         ) from error
 
 

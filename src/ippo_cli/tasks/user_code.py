@@ -50,7 +50,7 @@ def _load_file(path: Path, setting: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
         if isinstance(error, SyntaxError | UnicodeDecodeError) and (place := find_undecodable_byte(path)):
             raise ConfigError(setting, f"cannot be imported ({place})", ENCODING_REMEDY) from error
-        raise ConfigError(setting, f"cannot be imported ({located(error)})", "mend the file") from error
+        raise ConfigError(setting, f"cannot be imported ({located(error)})", "correct that file") from error
     return module
 
 

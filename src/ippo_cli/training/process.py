@@ -360,7 +360,7 @@ def _generator(
 
     def poll(agent: str, done: int, rows: int) -> None:
         progress.made()
-        console.progress(f"{agent} writes", done, rows)
+        console.progress(f"generating responses of {agent}", done, rows)
         fault_point("generate")
         preemption.poll()
 

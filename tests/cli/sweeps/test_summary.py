@@ -72,7 +72,7 @@ def test_the_table_names_failed_jobs_and_the_command_that_goes_on(sweep: Path) -
     said = sweep_report.table(summarized(sweep))
     assert "6 jobs: 4 done, 1 missing, 1 failed\n" in said
     assert "job 4: lr=2 seed=1: failed: losses were not finite" in said
-    assert said.splitlines()[-1] == f"go on with what is missing: ippo-train -m resume={sweep}"
+    assert said.splitlines()[-1] == f"resume the missing jobs: ippo-train -m resume={sweep}"
 
 
 def test_while_a_sweep_is_going_on_what_is_missing_waits(sweep: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
     written(submitted, job, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
     summary = summarized(submitted)
     assert [job.state for job in summary.jobs] == [state, "done"]
-    go_on = f"go on with what is missing: ippo-train -m resume={submitted}"
+    go_on = f"resume the missing jobs: ippo-train -m resume={submitted}"
     assert (sweep_report.table(summary).splitlines()[-1] == go_on) == (state == "missing")
 
 
@@ -173,7 +173,7 @@ def test_a_sweep_that_waits_for_a_job_which_slurm_lost_is_to_be_ended_first(subm
     with lock(submitted):
         said = sweep_report.table(summarized(submitted)).splitlines()
     assert said[-2] == "job 1 is gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on"
-    assert said[-1] == f"go on with what is missing: ippo-train -m resume={submitted}"
+    assert said[-1] == f"resume the missing jobs: ippo-train -m resume={submitted}"
 
 
 def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) -> None:

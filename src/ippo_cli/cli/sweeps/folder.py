@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import socket
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
 from ippo_cli.config.secrets import kept, redacted
+from ippo_cli.config.text import format_table
 from ippo_cli.engine import launchers
 from ippo_cli.training.folder import from_here, write_atomically
 
@@ -24,7 +24,6 @@ FILE = "sweep.json"
 ATTEMPT = "attempt"  # the newest one at the sweep, by a name of its own
 LEAVING = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
 ENDED = ("done", "pruned")  # states of jobs of which nothing is missing
-WIDTH = 160
 THREADS = "launch.threads"
 SHOWN_KEYS = ("iteration", "score")
 
@@ -200,23 +199,9 @@ def table(folder: Path, rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return aligned(["job", "overrides", "state", "score: first -> best, last", "time", "folder"], cells, wide=1)
-
-
-def aligned(head: Sequence[str], cells: Sequence[Sequence[str]], *, wide: int) -> str:
-    """Lines of columns; what the column `wide` has no room for goes on below."""
-    lines = [list(head), *(list(line) for line in cells)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    room = WIDTH - sum(widths) - 2 * (len(widths) - 1) + widths[wide]
-    widths[wide] = min(widths[wide], max(room, 24))
-    before = sum(widths[:wide]) + 2 * wide
-    shown = []
-    for line in lines:
-        first, *more = textwrap.wrap(line[wide], widths[wide], break_on_hyphens=False) or [""]
-        line[wide] = first
-        shown.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        shown += [" " * before + text for text in more]
-    return "\n".join(shown)
+    return "\n".join(
+        format_table([["job", "overrides", "state", "score: first -> best, last", "time", "folder"], *cells])
+    )
 
 
 def _scores(row: Row) -> str:

@@ -140,6 +140,7 @@ from ippo_cli.config.schema.tracker import (
     RemoteTrackerConfig,
     TrackerConfig,
     TrackerKind,
+    WandbMlflowTrackerConfig,
     WandbTrackerConfig,
 )
 from ippo_cli.config.schema.world import (
@@ -203,6 +204,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "tracker_tensorboard": TrackerConfig,
     "tracker_wandb": WandbTrackerConfig,
     "tracker_mlflow": MlflowTrackerConfig,
+    "tracker_wandb_mlflow": WandbMlflowTrackerConfig,
     "launch": LaunchConfig,
     "plan": PlanConfig,
     "sweep_grid": GridSweepConfig,

@@ -9,9 +9,11 @@ from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat
 
 
 class TrackerKind(str, Enum):
+    none = "none"
     tensorboard = "tensorboard"
     wandb = "wandb"
     mlflow = "mlflow"
+    wandb_mlflow = "wandb_mlflow"
 
 
 class Console(str, Enum):
@@ -24,7 +26,7 @@ class Console(str, Enum):
 class TrackerConfig:
     """What is shown and written while a run goes on."""
 
-    kind: TrackerKind  # tensorboard (files alone) | wandb | mlflow
+    kind: TrackerKind  # none | tensorboard (files alone) | wandb | mlflow | wandb_mlflow (both)
     tensorboard: bool  # write event files below the run's folder
     callback: Name | None  # path.py:function, called on rank 0 with a dict of each row's metrics; NaN is None
     console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
@@ -57,3 +59,8 @@ class MlflowTrackerConfig(RemoteTrackerConfig):
     """MLflow, at MLFLOW_TRACKING_URI; where that is not set, in output_dir/mlruns."""
 
     experiment: Name | None  # where the run lies; null = `name`. A tag `group` names the sweep, or `name`
+
+
+@dataclass
+class WandbMlflowTrackerConfig(MlflowTrackerConfig, WandbTrackerConfig):
+    """Weights & Biases and MLflow at once, with the keys of both: `tracker=[wandb,mlflow]`."""

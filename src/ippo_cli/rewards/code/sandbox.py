@@ -242,7 +242,7 @@ def probe(kind: str) -> str | None:
     try:
         sandbox = Sandbox(kind, START_S)
     except SandboxUnavailable as error:
-        return f"{error}; {_fix(_complaint()) if kind == BWRAP else 'mend the interpreter'}"
+        return f"{error}; {_fix(_complaint()) if kind == BWRAP else 'repair the interpreter'}"
     try:
         sandbox.load("def twice(x): return 2 * x", "twice")
         return None if sandbox.ask(21) == 42 else "a program answered wrongly"

@@ -164,7 +164,7 @@ def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironmen
         raise ConfigError(
             f"task.environment={config.environment} task.environment_args={config.environment_args}",
             f"cannot be made ({located(error)})",
-            "mend the function, or what it is given",
+            "correct the function, or its arguments",
         ) from error
     return lambda: spare.pop() if spare else environment()
 

@@ -151,6 +151,6 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
             f"task.dataset={config.dataset} {given} task.train_size={config.train_size} "
             f"task.eval_size={config.eval_size}",
             f"cannot be made ({type(error).__name__}: {error})",
-            "mend the settings",
+            "correct the settings",
         ) from error
     return lambda: ReasoningGymWorld(questions, config)

@@ -13,7 +13,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, WorldConfig
 from ippo_cli.config.teams import critics, members
-from ippo_cli.config.text import LINE_WIDTH, listed
+from ippo_cli.config.text import PAGE_WIDTH, format_table, listed, shortened
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction, close_reward, reach_reward, sample_examples, try_reward
@@ -167,9 +167,8 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int, *, elsewhere: boo
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
     for name, (parameters, parts) in sizes.items():
         rows.append([name, f"{parameters / 1e6:.1f} M", *(_number(part, size) for part in parts)])
-    width = max(LABEL, *(len(row[0]) + 1 for row in rows))
-    for label, *cells in rows:
-        print(f"{label:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
+    for line in format_table(rows, numbers=True):
+        print(line)
     phases = ", ".join(f"{name} {_size(part)}" for name, part in memory.phases.items())
     _say("memory", f"per rank at the greatest moment of each phase: {phases}")
     parked = f"; the rollout keeps at most {_size(memory.parked)} of earlier turns" if memory.parked else ""
@@ -211,10 +210,8 @@ def _show_what_fits(
                 *(str(tokens) if tokens else "does not fit" for tokens in (option.plain, option.checkpointed)),
             ]
         )
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        print((first.ljust(widths[0]) + "".join(cells)).rstrip())
+    for line in format_table(rows, numbers=True):
+        print(line)
     _say(
         "", "* as asked for; micro_batch_tokens: the most that fit a GPU, without and with gradient_checkpointing=true"
     )
@@ -246,7 +243,10 @@ def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Ma
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
     once, whole = _duration(seconds), _duration(seconds * plan.num_iterations)
-    _say("time", f"at least {once} per iteration, were all sequences the longest ({parts}), {whole} in all: {how}")
+    _say(
+        "time",
+        f"at least {once} per iteration, with every sequence at its maximum length ({parts}), {whole} in all: {how}",
+    )
 
 
 def _show_missing_weights(config: Config) -> None:
@@ -315,7 +315,7 @@ def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
             message = first_message(name, agent, task.train[row])
-            _say(f"{name} reads", repr(formats[name].text(message)))
+            _say(f"{name} prompt", repr(formats[name].text(message)))
             if formats[name].hides_tokens(message):
                 _say(f"{name} ids", spell_ids(formats[name], message))
 
@@ -333,8 +333,8 @@ def spell_ids(prompt_format: PromptFormat, message: str) -> str:
 
 def _show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
-        _say(f"{turn.agent} reads", repr(turn.read))
-        _say(f"{turn.agent} writes", repr(turn.written))
+        _say(f"{turn.agent} prompt", repr(turn.read))
+        _say(f"{turn.agent} action", repr(turn.written))
     if shown.more:
         _say("", f"... {shown.more} more turn{'' if shown.more == 1 else 's'}")
     if shown.end:
@@ -343,9 +343,9 @@ def _show_conversation(shown: Preview) -> None:
 
 def _say(label: str, text: str) -> None:
     """A line, and as many more below it as a long text takes."""
-    label = f"{label:<{LABEL - 1}} "
+    label = f"{shortened(label, 2 * LABEL):<{LABEL - 1}} "
     lines: Sequence[str] = textwrap.wrap(
-        text, LINE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
+        text, PAGE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
     )
     for number, line in enumerate(lines):
         print((label if number == 0 else " " * len(label)) + line)

@@ -36,7 +36,7 @@ def preview(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
     """The task's dry run, as far as it is shown."""
     shown, reader = task.dry_run, _Reader(formats)
     turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
-    end = "fails here with placeholders as answers" if shown.failure else shown.end or "goes on beyond what was tried"
+    end = "fails here with placeholders as answers" if shown.failure else shown.end or "not over after these turns"
     return Preview(turns=turns, more=len(shown.turns) - len(turns), end=end)
 
 

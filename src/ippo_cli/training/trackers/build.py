@@ -19,7 +19,7 @@ from ippo_cli.config.schema import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.secrets import kept
-from ippo_cli.config.trackers import refuse_missing_package
+from ippo_cli.config.trackers import refuse_missing_package, remote_trackers
 from ippo_cli.training.folder import TRACKER_ID, write_atomically
 from ippo_cli.training.trackers.callback import Callback, load_callback
 from ippo_cli.training.trackers.remote import RemoteTracker
@@ -58,12 +58,12 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
         found.append(TensorBoard(folder))
     if config.callback is not None:
         found.append(Callback(config.callback))
-    if isinstance(config, RemoteTrackerConfig):
-        kind = config.kind.value
+    for kind in remote_trackers(config):
+        assert isinstance(config, RemoteTrackerConfig)
         found.append(
             RemoteTracker(
                 kind,
-                _run(config, folder, settings),
+                _run(kind, config, folder, settings),
                 finish_timeout_s=config.finish_timeout_s,
                 environment={name: value.format(folder=folder) for name, value in ENVIRONMENT[kind].items()},
             )
@@ -76,7 +76,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     return kept(json.loads(json.dumps(asdict(config))))
 
 
-def _run(config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _run(kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What the run is called there. Runs lie below `output_dir/name`, those of a sweep in a folder of the sweep's."""
     experiment = str(settings.get("name", folder.parent.name))
     group = folder.parent.name
@@ -88,7 +88,8 @@ def _run(config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any])
         "process": os.getpid(),
         "settings": settings,
     }
-    if isinstance(config, WandbTrackerConfig):
+    if kind == "wandb":
+        assert isinstance(config, WandbTrackerConfig)
         own = {"project": config.project, "entity": config.entity, "tags": config.tags, "group": config.group or group}
         return run | own
     assert isinstance(config, MlflowTrackerConfig)

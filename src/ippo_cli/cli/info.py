@@ -1,0 +1,31 @@
+"""What `--info` prints: versions of the program and its libraries, and where options are found."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from ippo_cli import __version__
+from ippo_cli.config.load import config_dir
+from ippo_cli.config.searchpath import entries
+
+INFO_FLAGS = {"--info", "-i"}
+LIBRARIES = ("torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "peft", "datasets")
+
+
+def show_info(overrides: Sequence[str]) -> str:
+    """One line for each of them."""
+    rows = [("ippo-cli", __version__), ("python", platform.python_version()), ("system", platform.platform(terse=True))]
+    rows += [(library, _version(library)) for library in LIBRARIES]
+    rows.append(("options", str(config_dir())))
+    rows += [("", str(place)) for place in entries(overrides)]
+    rows.append(("configuration", "ippo-train --cfg job [overrides]"))
+    return "".join(f"{label:<15}{text}\n" for label, text in rows)
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,49 @@
+"""Which run and checkpoint `run=` means: a run's folder, one above or below it, or the newest run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ippo_cli.config.errors import ConfigError, ResumeError
+
+ROOT = "outputs"
+"""Where `run=latest` looks: the default of `output_dir`."""
+CHECKPOINT = re.compile(r"step_0*(\d+)")
+
+
+def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
+    """The run's folder, and the checkpoint that the path names, if it does. Raises `ResumeError` where there is none.
+
+    `outputs/NAME` is its newest run, `latest` the newest below `outputs`, and `RUN/checkpoints/step_N` the run's
+    iteration N.
+    """
+    folder = Path(typed).expanduser().absolute()
+    if _is_run(folder):
+        return folder, None
+    for above in list(folder.parents)[:4]:
+        if _is_run(above):
+            return above, _checkpoint_below(above, folder, f"{key}={typed}")
+    if typed == "latest" and not folder.exists():
+        folder = Path(ROOT).absolute()
+    runs = sorted({file.parent for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(f"{pattern}/config.yaml")})
+    runs = [run for run in runs if _is_run(run)]
+    if not runs:
+        raise ResumeError(f"{key}={typed}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+    return max(runs, key=lambda run: (run / "overrides.json").stat().st_mtime), None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() and (folder / "overrides.json").is_file()
+
+
+def _checkpoint_below(run: Path, place: Path, setting: str) -> str | None:
+    """The iteration of the checkpoint that a path below a run lies in; None for the folder of all of them."""
+    parts = place.relative_to(run).parts
+    if parts == ("checkpoints",):
+        return None
+    if parts[0] == "initial":
+        return "initial"
+    if parts[0] == "checkpoints" and (step := CHECKPOINT.fullmatch(parts[1])):
+        return step[1]
+    raise ConfigError(setting, f"is a part of the run {run.name}", f"use run={run}, with checkpoint= for its weights")

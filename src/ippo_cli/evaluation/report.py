@@ -1,0 +1,122 @@
+"""What an evaluation wrote, as JSON, or as a table with a row per agent and part: CSV, Markdown or LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TEAM = "team"  # where a metric belongs to no single agent
+MODES = ("sampled", "greedy")
+LATEX_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+Rows = list[list[str]]
+"""The heading, then one row for each line of a table."""
+
+
+def render_report(written: Path, form: str) -> str:
+    """The report of an evaluation's file, or of the folder that cross-play wrote, in one of `FORMS` or as JSON."""
+    file = written / "crossplay.json" if written.is_dir() else written
+    text = file.read_text()
+    return text if form == "json" else FORMS[form](report_rows(json.loads(text)))
+
+
+def report_rows(record: Mapping[str, Any]) -> Rows:
+    """The table of scores, of a comparison's differences, or of cross-play's pairings."""
+    if "tables" in record:
+        return _pairings(record)
+    if "differences" in record:
+        return _differences(record)
+    return _scores(record)
+
+
+def _scores(record: Mapping[str, Any]) -> Rows:
+    """A row for each agent and part, with its value and the 95 % interval in each mode."""
+    agents, intervals = list(record["models"]), record["intervals"]
+    modes = [mode for mode in MODES if mode in record["episodes"]]
+    parts = {}
+    for key in record:
+        mode, _, name = key.partition("/")
+        if mode in modes:
+            parts.setdefault(_agent_and_part(name, agents), {})[mode] = key
+    heading = ["agent", "part", *(f"{mode}{suffix}" for mode in modes for suffix in ("", "_low", "_high"))]
+    rows = [heading]
+    order = {agent: place for place, agent in enumerate([TEAM, *agents])}
+    for (agent, part), keys in sorted(parts.items(), key=lambda item: order[item[0][0]]):
+        cells: list[str] = []
+        for mode in modes:
+            interval = intervals.get(keys.get(mode), {})
+            cells += [_number(record.get(keys.get(mode))), _number(interval.get("low")), _number(interval.get("high"))]
+        rows.append([agent, part, *cells])
+    return rows
+
+
+def _differences(record: Mapping[str, Any]) -> Rows:
+    agents = list(record["one"]["models"])
+    rows = [["mode", "agent", "part", "one", "other", "difference", "low", "high", "p"]]
+    for key, row in record["differences"].items():
+        mode, _, name = key.partition("/")
+        numbers = [_number(row[column]) for column in ("one", "other", "difference", "low", "high", "p")]
+        rows.append([mode, *_agent_and_part(name, agents), *numbers])
+    return rows
+
+
+def _pairings(record: Mapping[str, Any]) -> Rows:
+    names = [origin["name"] for origin in record["origins"]]
+    rows = [["metric", "agent", "agent_from", "others_from", "score", "standard_error"]]
+    for table in record["tables"]:
+        for row, origin in enumerate(names):
+            for column, partner in enumerate(names):
+                cell = (table[key][row][column] for key in ("scores", "standard_errors"))
+                rows.append([table["metric"], table["agent"], origin, partner, *map(_number, cell)])
+    return rows
+
+
+def _agent_and_part(name: str, agents: Sequence[str]) -> tuple[str, str]:
+    """`low/score` is of agent low; what has no agent's name before it is the team's."""
+    agent, slash, part = name.partition("/")
+    return (agent, part) if slash and agent in agents else (TEAM, name)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _csv(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(rows: Rows) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _latex(rows: Rows) -> str:
+    """A `tabular` without packages."""
+    texts = sum(not all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0])))
+    lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
+    columns = "l" * texts + "r" * (len(rows[0]) - texts)
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\hline", lines[0], r"\hline", *lines[1:], r"\hline"]) + (
+        "\n" + r"\end{tabular}" + "\n"
+    )
+
+
+def _escape_latex(text: str) -> str:
+    return re.sub(r"[\\~^&%$#_{}]", lambda found: LATEX_SPECIAL.get(found[0], "\\" + found[0]), text)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or 0)
+    except ValueError:
+        return False
+    return True
+
+
+FORMS: dict[str, Callable[[Rows], str]] = {"csv": _csv, "markdown": _markdown, "latex": _latex}

@@ -1,0 +1,240 @@
+"""Command lines as somebody types them: the exit code, and what the answer says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ippo_cli.cli import evaluate, exits, export, train
+from ippo_cli.cli.exits import MAX_LINES, WIDTH
+from ippo_cli.config.load import compose_node, resolve, to_yaml
+
+Call = Callable[..., tuple[int, str, str]]
+PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export": export.main}
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """A command in this process and a folder of its own: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exits, "leave", sys.exit)
+
+    def call(program: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        with pytest.raises(SystemExit) as leaving:
+            PROGRAMS[program]()
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return int(leaving.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+def write_run(folder: Path, overrides: list[str]) -> Path:
+    """What a run's folder has before its first checkpoint."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(resolve(compose_node(overrides))))
+    (folder / "overrides.json").write_text(json.dumps(overrides))
+    return folder
+
+
+TRAIN = [
+    (["gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
+    (["algorithm.gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
+    (["seed=1,2,3"], ["has several values", "add -m"]),
+    (["rollout.stop_strings=a,b"], ["write a list, 'rollout.stop_strings=[a,b]'"]),
+    (["task.agents.low.template=Sort, please"], ["""quotes: 'task.agents.low.template="Sort, please"'"""]),
+    (["experiment=nope"], ["is an unknown option", "choose from", "probe_grid"]),
+    (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),
+    (["actor_rollout_ref.rollout.name=vllm"], ["verl has it", "the training model itself (rollout=hf)"]),
+    (["trainer.nope=1"], ["verl has such keys", "docs/migrating.md"]),
+    (["task=two"], ["is an unknown option", "a file of your own", "task=path/to/two.yaml"]),
+    (["task=sortin"], ["closest: sorting"]),
+    (["my/two.yaml"], ["unexpected argument", "did you mean task=my/two.yaml?"]),
+    (["train.jsonl"], ["did you mean task=jsonl task.train=train.jsonl?"]),
+    (["ppo"], ["did you mean algorithm=ppo?"]),
+    (["team.groups=w:[low", "team.groups=high]"], ["taken apart by the shell", "'team.groups={w:[low,high]}'"]),
+    (["rollout.temperature=0"], ["evaluation.greedy=true", "above 0"]),
+    (["algorithm=ppo", "rollout.buffer_size=64", "algorithm.mini_batch_size=48"], ["does not divide"]),
+    (["tracker=[wandb,nope]"], ["choose from tensorboard wandb mlflow"]),
+    (["--lr", "3"], ["is no flag", "use actor.learning_rate"]),
+    (["--config-name=mine"], ["is not supported"]),
+    (["hydra.run.dir=x"], ["is not supported", "output_dir="]),
+    (["~seed"], ["cannot be deleted"]),
+    (["algorithm.gamma=abc"], ["must be a number"]),
+    (["rollout.top_k=1.5"], ["must be a whole number"]),
+    (["deterministic=perhaps"], ["must be true or false"]),
+    (["seed=null"], ["must not be null"]),
+    (["mode=plann"], ["use one of train plan"]),
+    (["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"], ["answer=null is needed", "vocabulary"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), TRAIN, ids=lambda value: "-".join(value)[:40])
+def test_a_mistake_is_answered_with_what_works(arguments: list[str], words: list[str], command: Call) -> None:
+    code, out, err = command("ippo-train", *arguments)
+    said = " ".join(err.split())
+    assert (code, out) == (2, "")
+    assert [word for word in words if word not in said] == [], said
+    assert len(err.splitlines()) <= MAX_LINES
+    assert max(map(len, err.splitlines())) <= WIDTH
+
+
+def test_all_mistakes_of_a_line_are_reported_at_once(command: Call) -> None:
+    code, _, err = command(
+        "ippo-train", "--lr", "3", "hydra.run.dir=x", "nope=1", "algorithm=pppo", "algorithm.gamma=abc", "seed=-1"
+    )
+    assert code == 2
+    assert err.startswith("ippo: 6 mistakes\n")
+    for part in ("--lr 3", "hydra.run.dir=x", "nope=1", "algorithm=pppo", "algorithm.gamma=abc", "seed=-1"):
+        assert f"- {part} " in err
+    assert len(err.splitlines()) <= MAX_LINES
+    assert max(map(len, err.splitlines())) <= WIDTH
+
+
+def test_several_broken_rules_are_reported_at_once(command: Call) -> None:
+    code, _, err = command(
+        "ippo-train",
+        "rollout.num_generations=7",
+        "algorithm.mini_batch_size=100",
+        "algorithm.kl.loss.coef=0.1",
+        "algorithm.kl.loss.estimator=k1",
+        "name=a/b",
+    )
+    assert code == 2
+    for part in (
+        "rollout.num_generations=7",
+        "algorithm.mini_batch_size=100",
+        "algorithm.kl.loss.estimator=k1",
+        "name=",
+    ):
+        assert f"- {part}" in err
+
+
+def test_what_follows_from_a_mistake_is_no_other_mistake(command: Call) -> None:
+    _, _, err = command("ippo-train", "rollout.bufer_size=100", "rollout.num_generations=25")
+    assert err == "ippo: rollout.bufer_size=100 is no key; did you mean rollout.buffer_size?\n"
+    _, _, err = command("ippo-train", "rollout.buffer_size=0", "algorithm=ppo")
+    assert err.startswith("ippo: rollout.buffer_size=0 is out of range")
+
+
+def test_many_mistakes_still_fit_a_screen(command: Call) -> None:
+    code, _, err = command("ippo-train", *(f"wrong_{number}=1" for number in range(20)))
+    assert code == 2
+    assert err.startswith("ippo: 20 mistakes\n")
+    assert err.endswith("- and 10 more\n")
+    assert len(err.splitlines()) == MAX_LINES
+
+
+def test_an_experiment_may_be_typed_without_a_plus(command: Call) -> None:
+    code, out, _ = command("ippo-train", "--cfg", "job", "experiment=probe_grid")
+    assert code == 0
+    assert yaml.safe_load(out)["task"]["kind"] == "probe_grid"
+
+
+def test_trackers_are_combined_or_left_out(command: Call) -> None:
+    _, out, _ = command("ippo-train", "--cfg", "job", "tracker=[mlflow, wandb]")
+    shown = yaml.safe_load(out)["tracker"]
+    assert shown["kind"] == "wandb_mlflow"
+    assert {"project", "experiment", "tensorboard"} <= shown.keys()
+    _, out, _ = command("ippo-train", "--cfg", "job", "tracker=none")
+    assert yaml.safe_load(out)["tracker"]["tensorboard"] is False
+
+
+def test_help_explains_a_group_a_key_and_another_projects_key(command: Call) -> None:
+    for topic, words in {
+        "algorithm": ["Options", "ppo", "algorithm.gamma"],
+        "rollout.temperature": ["divides the logits", "float", "default", "CoMLRL"],
+        "task.agents.low.actor.dtype": ["fp32 | bf16"],
+        "algorithm.kl": ["algorithm.kl.reward.coef"],
+        "kl_ctrl.kl_coef": ["algorithm.kl.reward.coef"],
+    }.items():
+        code, out, _ = command("ippo-train", "--help", topic)
+        assert code == 0
+        assert [word for word in words if word not in out] == []
+        assert max(map(len, out.splitlines())) <= WIDTH
+    code, _, err = command("ippo-train", "--help", "temperatur")
+    assert (code, err) == (2, "ippo: --help temperatur is no group or key; did you mean rollout.temperature?\n")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_is_at_most_a_hundred_columns_wide(program: str, command: Call) -> None:
+    code, out, _ = command(program, "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= WIDTH
+
+
+def test_info_is_short(command: Call) -> None:
+    code, out, _ = command("ippo-train", "--info")
+    assert code == 0
+    assert "torch" in out
+    assert len(out.splitlines()) <= 24
+
+
+def test_forms_of_a_report_do_not_contradict_each_other(command: Call) -> None:
+    for arguments, words in (
+        (["format=xml"], "use one of table json csv markdown latex"),
+        (["format=csv", "json=true"], "contradicts format=csv"),
+        (["json=perhaps"], "is neither true nor false"),
+    ):
+        code, out, err = command("ippo-eval", "run=x", *arguments)
+        assert (code, out) == (2, "")
+        assert words in err
+
+
+def test_keys_without_an_effect_on_an_evaluation_are_all_reported(command: Call, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [])
+    code, _, err = command("ippo-eval", "run=run", "seed=3", "actor.learning_rate=1", "critic.nope=2")
+    assert code == 2
+    assert "did you mean evaluation.seed=?" in err
+    assert "- actor.learning_rate=1 can have no effect" in err
+    assert "- critic.nope=2 is no key" in err
+
+
+@pytest.mark.parametrize("typed", ["latest", "outputs/mine", "outputs", "outputs/mine/b/checkpoints"])
+def test_a_run_is_found_by_a_folder_near_it(typed: str, command: Call, tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs/mine/a", [])
+    write_run(tmp_path / "outputs/mine/b", [])
+    code, _, err = command("ippo-eval", f"run={typed}")
+    assert code == 14
+    assert err.startswith(f"run={typed} is run=outputs/mine/b\n")
+    assert "there are no checkpoints, and only the initial weights can be used" in " ".join(err.split())
+
+
+def test_a_path_to_a_checkpoint_names_run_and_iteration(command: Call, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [])
+    (tmp_path / "run/checkpoints/step_00000004").mkdir(parents=True)
+    code, _, err = command("ippo-eval", "run=run/checkpoints/step_00000004", "checkpoint=2")
+    assert code == 2
+    assert "checkpoint=2 contradicts run=run/checkpoints/step_00000004" in " ".join(err.split())
+    code, _, err = command("ippo-eval", "run=nowhere")
+    assert code == 14
+    assert "there is no run" in err
+
+
+def test_an_exported_team_needs_the_tasks_agents(command: Call, tmp_path: Path) -> None:
+    for name in ("low", "high"):
+        (tmp_path / "exported" / name).mkdir(parents=True)
+    (tmp_path / "exported/export.json").write_text(json.dumps({"agents": {"low": {}, "high": {}}}))
+    code, _, err = command("ippo-eval", "model=exported", "task=sorting_solo")
+    assert code == 2
+    assert "has the agents low high, and the task also has solo" in " ".join(err.split())
+    code, _, err = command("ippo-eval", "model=exported", "task=sorting")
+    assert code == 2
+    assert "has an adapter alone in low/" in err
+
+
+def test_an_option_that_a_run_cannot_change_is_reported_by_its_name(command: Call, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ["critic=value_head"])
+    step = run / "checkpoints/step_00000001"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text(json.dumps({"files": {}}))
+    code, _, err = command("ippo-train", "resume=run", "critic=separate")
+    assert code == 14
+    assert "critic=separate: the run was started with critic=value_head" in err
+    assert "critic.kind" not in err
