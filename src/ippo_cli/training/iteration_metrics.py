@@ -112,10 +112,9 @@ def rollout_metrics(
     sums += [numbers.sum() for numbers in per_row.values()]
     counts = [mask.sum().double(), loss_mask.sum().double(), spoke.sum().double(), own.sum().double()]
     tokens, loss_tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
-    denominators = (
-        dict.fromkeys(per_token, tokens) | dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
-    )
-    result = {name: ratio(value, divisor) for (name, divisor), value in zip(denominators.items(), found, strict=True)}
+    divisors: dict[str, float] = dict.fromkeys(per_token, tokens)
+    divisors |= dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
+    result = {name: ratio(value, divisor) for (name, divisor), value in zip(divisors.items(), found, strict=True)}
     result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
     result |= _score_moments("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
