@@ -8,16 +8,22 @@ import pytest
 import torch
 from architectures import FAMILIES, tiny_config
 from safetensors.torch import load_file
-from small import rows, stopping_reward, train
+from small import rows, train
 from transformers import AutoModelForCausalLM
 
 from ippo_cli.models.tiny import character_tokenizer
 
 
+DIFFERENT_SCORES = """
+def reward(examples, responses):
+    return {"team": [float(row) for row in range(len(examples))]}
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    (tmp_path / "reward.py").write_text(DIFFERENT_SCORES)
     tokenizer = character_tokenizer(list("abcdefghijklmnopqrstuvwxyz= "))
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     torch.manual_seed(0)
@@ -31,7 +37,8 @@ def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path, mon
         "actor.rank=4",
         "actor.learning_rate=1e-3",
         "actor.warmup_iterations=0",
-        *stopping_reward(tmp_path),  # no two scores are equal
+        "reward=function",
+        f"reward.function={tmp_path / 'reward.py'}:reward",
         "algorithm=grpo",
         "algorithm.mini_batch_size=8",
         "rollout.buffer_size=8",
