@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from ippo_cli.models.tiny import character_tokenizer
 
-
 DIFFERENT_SCORES = """
 def reward(examples, responses):
     return {"team": [float(row) for row in range(len(examples))]}
