@@ -13,10 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from ippo_cli.models.tiny import character_tokenizer
 
+DIFFERENT_SCORES = """
+def reward(examples, responses):
+    return {"team": [float(row) for row in range(len(examples))]}
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path) -> None:
+def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward.py").write_text(DIFFERENT_SCORES)
     tokenizer = character_tokenizer(list("abcdefghijklmnopqrstuvwxyz= "))
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     torch.manual_seed(0)
@@ -30,6 +36,8 @@ def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path) -> 
         "actor.rank=4",
         "actor.learning_rate=1e-3",
         "actor.warmup_iterations=0",
+        "reward=function",
+        f"reward.function={tmp_path / 'reward.py'}:reward",
         "algorithm=grpo",
         "algorithm.mini_batch_size=8",
         "rollout.buffer_size=8",
