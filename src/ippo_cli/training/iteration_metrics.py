@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +113,7 @@ def rollout_metrics(
     sums += [numbers.sum() for numbers in per_row.values()]
     counts = [mask.sum().double(), loss_mask.sum().double(), spoke.sum().double(), own.sum().double()]
     tokens, loss_tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
-    divisors: dict[str, float] = dict.fromkeys(per_token, tokens)
+    divisors: dict[str, Any] = dict.fromkeys(per_token, tokens)
     divisors |= dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
     result = {name: ratio(value, divisor) for (name, divisor), value in zip(divisors.items(), found, strict=True)}
     result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
