@@ -22,6 +22,7 @@ LORA = LoraConfig(
     rank=4,
     alpha=8.0,
     use_rslora=False,
+    use_dora=False,
     target_modules="all-linear",
     rank_pattern={},
     alpha_pattern={},

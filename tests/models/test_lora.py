@@ -36,6 +36,7 @@ LORA = LoraConfig(
     rank=3,
     alpha=5.0,
     use_rslora=False,
+    use_dora=False,
     target_modules="all-linear",
     rank_pattern={},
     alpha_pattern={},
@@ -96,6 +97,46 @@ def moved(adapter: Adapter, seed: int = 0) -> Adapter:
     return adapter
 
 
+def test_dora_starts_as_the_base_and_has_the_gradients_of_peft(folder: Path, tmp_path: Path) -> None:
+    config, ids = replace(LORA, use_dora=True), torch.arange(3, 9)[None]
+    half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
+    new = half.add(config, "actor", 0)
+    with torch.no_grad():
+        plain = half.lm(input_ids=ids).logits
+        with new.reading():
+            assert torch.equal(half.lm(input_ids=ids).logits, plain)
+
+    base = FrozenBase(load_causal_lm(str(folder), None, Dtype.fp32), str(folder))
+    adapter = moved(base.add(config, "actor", 0))
+    with torch.no_grad(), adapter.reading():  # what is kept without gradients is not used with them
+        base.lm(input_ids=ids)
+    with adapter.reading():
+        base.lm(input_ids=ids).logits.square().sum().backward()
+    adapter.save(tmp_path, weights_of(adapter))
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path, is_trainable=True)
+    loaded(input_ids=ids).logits.square().sum().backward()
+    expected = {name.replace(".default", ""): weight.grad for name, weight in loaded.named_parameters()}
+    compared = 0
+    for path in adapter.scales:
+        own = getattr(adapter, path.replace(".", "/"))
+        for part, name in {"A": "lora_A.weight", "B": "lora_B.weight", "M": "lora_magnitude_vector.weight"}.items():
+            wanted = expected[f"base_model.model.{path}.{name}"]
+            torch.testing.assert_close(own[part].weight.grad, wanted, atol=1e-4, rtol=1e-4)
+            compared += 1
+    assert compared == 3 * len(adapter.scales)
+
+
+def test_dora_follows_weights_that_change_between_forwards(base: FrozenBase) -> None:
+    adapter, ids = moved(base.add(replace(LORA, use_dora=True), "actor", 0)), torch.arange(3, 9)[None]
+    for seed in (1, 2):
+        for parameter in moved(adapter, seed).parameters():
+            parameter.data.mul_(1.0)
+        with torch.no_grad(), adapter.reading():
+            kept = base.lm(input_ids=ids).logits
+        with adapter.reading():
+            torch.testing.assert_close(base.lm(input_ids=ids).logits, kept, atol=1e-6, rtol=1e-6)
+
+
 def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
@@ -120,11 +161,12 @@ def test_a_new_adapter_and_the_reference_read_as_the_base(
     torch.testing.assert_close(reference, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("rslora", [False, True])
 def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_its_files(
-    base: FrozenBase, folder: Path, tmp_path: Path, rslora: bool
+    base: FrozenBase, folder: Path, tmp_path: Path, rslora: bool, dora: bool
 ) -> None:
-    config = replace(LORA, use_rslora=rslora)
+    config = replace(LORA, use_rslora=rslora, use_dora=dora)
     other, adapter = moved(base.add(LORA, "actor", 0), 5), moved(base.add(config, "actor", 0))
     policy, sequences = AdapterPolicy(base, adapter).eval(), read_rows(packed=False)
     packed = policy(read_rows(packed=True), **OPTIONS).logprobs
@@ -255,7 +297,11 @@ def test_the_same_adapter_is_the_same_bytes_whenever_it_is_saved(base: FrozenBas
 
 
 def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
-    configs = [LORA, replace(LORA, rank=2, use_rslora=True), replace(LORA, target_modules=["q_proj", "up_proj"])]
+    configs = [
+        replace(LORA, use_dora=True),
+        replace(LORA, rank=2, use_rslora=True),
+        replace(LORA, target_modules=["q_proj", "up_proj"]),
+    ]
     policies = [AdapterPolicy(base, moved(base.add(one, "actor", 0), seed)) for seed, one in enumerate(configs)]
     ids, rows = torch.randint(3, 11, (5, 6)), torch.tensor([2, 0, 1, 0, 2])
     expected = []
@@ -271,12 +317,13 @@ def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
     torch.testing.assert_close(again, expected[0], atol=1e-5, rtol=1e-5)
 
 
-def test_transposed_maps_are_adapted_and_merged_as_well() -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_transposed_maps_are_adapted_and_merged_as_well(dora: bool) -> None:
     torch.manual_seed(0)
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
     clean = GPT2LMHeadModel(lm.config).eval()
     base = FrozenBase(lm, "gpt2")
-    adapter = moved(base.add(LORA, "actor", 0))
+    adapter = moved(base.add(replace(LORA, use_dora=dora), "actor", 0))
     clean.load_state_dict(base.merged(adapter, weights_of(adapter)))
     ids = torch.arange(4, 12)[None]
     with adapter.reading():
@@ -368,7 +415,6 @@ def test_ranks_and_alphas_by_pattern_are_those_of_peft(base: FrozenBase, folder:
     [
         ({"bias": "all"}, "its bias is all, .*: biases belong to the base"),
         ({"modules_to_save": ["lm_head"]}, "its modules_to_save is .*: whole modules belong to the base"),
-        ({"use_dora": True}, "its use_dora is True, .*: DoRA scales every column"),
         ({"target_parameters": ["mlp.experts"]}, "not on the experts' tensors"),
     ],
 )
@@ -423,7 +469,7 @@ def test_a_base_is_the_same_in_either_number_format(folder: Path, base: FrozenBa
 def test_adapters_of_other_kinds_and_folders_without_one_are_refused(base: FrozenBase, saved: Path) -> None:
     config = json.loads((saved / FILES[0]).read_text())
     (saved / FILES[0]).write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(PreflightError, match="its use_dora is True"):
+    with pytest.raises(PreflightError, match="its use_dora is true and not False; set use_dora=true"):
         base.add(LORA, "actor", 0).load(saved, "actor.adapter")
     (saved / FILES[0]).unlink()
     with pytest.raises(PreflightError, match=r"no adapter is there; give a folder with adapter_config\.json"):

@@ -21,6 +21,7 @@ LORA = LoraConfig(
     rank=3,
     alpha=6.0,
     use_rslora=False,
+    use_dora=False,
     target_modules="all-linear",
     rank_pattern={},
     alpha_pattern={},

@@ -42,6 +42,7 @@ LORA = LoraConfig(
     rank=2,
     alpha=4.0,
     use_rslora=False,
+    use_dora=False,
     target_modules="all-linear",
     rank_pattern={},
     alpha_pattern={},

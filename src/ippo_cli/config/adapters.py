@@ -19,7 +19,6 @@ BESIDE_MERGED = "adapter"
 """In the folder of a model that an adapter is merged into: the adapter."""
 PEFT_PREFIX = "base_model.model."  # before a module's path in PEFT's files
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "use_dora": ((False,), "DoRA scales every column of a map by a norm of the base's weights and the adapter's"),
     "bias": (("none",), "biases belong to the base, which agents and the reference share"),
     "modules_to_save": ((None, []), "whole modules belong to the base, which agents and the reference share"),
     "lora_bias": ((False,), "adapters here are two matrices"),
@@ -87,6 +86,7 @@ def read_adapter(folder: Path, setting: str) -> StoredAdapter:
             rank=int(stored["r"]),
             alpha=float(stored["lora_alpha"]),
             use_rslora=bool(stored.get("use_rslora", False)),
+            use_dora=bool(stored.get("use_dora", False)),
             target_modules=[],
             rank_pattern={key: int(value) for key, value in (stored.get("rank_pattern") or {}).items()},
             alpha_pattern={key: float(value) for key, value in (stored.get("alpha_pattern") or {}).items()},
@@ -168,6 +168,11 @@ def starting_settings(
         return settings
     stored = read_adapter(Path(earlier), key)
     if settings.adapter_mismatch is AdapterMismatch.merge:
+        if settings.use_dora or stored.settings.use_dora:
+            raise PreflightError(
+                f"{key}={earlier}: adapter_mismatch=merge is for adapters without use_dora, whose norms belong to one rank "
+                "and scale; use the earlier adapter's settings with adapter_mismatch=error"
+            )
         return merged_settings(settings, stored, paths())
     check_same_settings(settings, stored, f"{key}={earlier}")
     return settings
@@ -175,7 +180,7 @@ def starting_settings(
 
 def check_same_settings(settings: LoraConfig, stored: StoredAdapter, where: str) -> None:
     """Raise `PreflightError` where an adapter has other settings than are configured; its modules are not looked at."""
-    for key in ("rank", "alpha", "use_rslora", "rank_pattern", "alpha_pattern"):
+    for key in ("rank", "alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
         has, wanted = getattr(stored.settings, key), getattr(settings, key)
         if has != wanted:
             value = str(has).lower() if isinstance(has, bool) else has if isinstance(has, dict) else f"{has:g}"

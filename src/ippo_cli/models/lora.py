@@ -47,6 +47,7 @@ from ippo_cli.models.linear_maps import (
 )
 from ippo_cli.models.load import checkpoint_activations
 
+TRAINED = ("lora_A", "lora_B", "lora_magnitude_vector")
 SAMPLED = 64  # elements at each end of every parameter that a base is told apart by
 
 
@@ -64,6 +65,8 @@ class FrozenBase:
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
         self._reading: str | None = None  # the adapter of all rows
         self._by_row: _ByRow | None = None
+        self._depth = 0  # of `reading` within `reading`
+        self._known_factors: dict[tuple[int, str], Tensor] = {}
         self._shapes: dict[str, list[torch.Size]] | None = None  # what layers were given, while that is looked at
         self._count = 0
         self.by_row = True  # whether every layer sees rows as rows
@@ -88,7 +91,7 @@ class FrozenBase:
         for layer in layers.values():
             vars(layer)["forward"] = partial(self._forward, layer)
         for part, parameter in self.lm.named_parameters():
-            parameter.requires_grad_(".lora_A." in part or ".lora_B." in part)
+            parameter.requires_grad_(any(f".{kind}." in part for kind in TRAINED))
         self._see_that_layers_are_called(layers)
         return Adapter(self, name, config, layers)
 
@@ -98,9 +101,21 @@ class FrozenBase:
         before = self._reading, self._by_row
         self._reading, self._by_row = adapter, None
         try:
-            yield
+            with self._inside():
+                yield
         finally:
             self._reading, self._by_row = before
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within the outermost of these, forwards without gradients share DoRA's factors."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._known_factors.clear()
 
     @contextmanager
     def reading_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
@@ -112,7 +127,8 @@ class FrozenBase:
             self._by_row = by_row
 
         try:
-            yield select
+            with self._inside():
+                yield select
         finally:
             self._by_row = before
 
@@ -147,6 +163,9 @@ class FrozenBase:
             own = layer.base_layer.weight.detach().float()
             down, up = (weights[f"{_key(path)}.{part}.weight"].to(own.device, torch.float32) for part in "AB")
             product = scale * (up @ down)
+            if (magnitude := weights.get(f"{_key(path)}.M.weight")) is not None:
+                whole = (own.T if path in self._transposed else own) + product
+                product = _row_factors(whole, magnitude.to(own.device))[:, None] * whole - (whole - product)
             yield path, own, product.T if path in self._transposed else product
 
     def _forward(self, layer: Any, states: Tensor) -> Tensor:
@@ -156,12 +175,47 @@ class FrozenBase:
         result: Tensor = layer.base_layer(states)
         if self._by_row is not None:
             change = self._by_row.change(layer, states)
-            return result if change is None else result + change.to(result.dtype)
+            if change is None:
+                return result
+            factors = self._by_row.factors(layer, self._factors)
+            return result + self._scaled(layer, result, change, factors).to(result.dtype)
         name = self._reading
         if name is None or name not in layer.lora_A:
             return result
         down, up = layer.lora_A[name], layer.lora_B[name]
-        return result + (up(down(states.to(down.weight.dtype))) * layer.scaling[name]).to(result.dtype)
+        change = up(down(states.to(down.weight.dtype))) * layer.scaling[name]
+        return result + self._scaled(layer, result, change, self._factors(layer, name)).to(result.dtype)
+
+    def _scaled(self, layer: Any, result: Tensor, change: Tensor, factors: Tensor | None) -> Tensor:
+        """What is added to the base's `result`: the low-rank `change`, or with DoRA's row factors f
+        `f (result - bias + change) - (result - bias)`, as PEFT adds it."""
+        if factors is None:
+            return change
+        bias = layer.base_layer.bias
+        plain = (result if bias is None else result - bias).float()
+        return (factors - 1.0) * plain + factors * change.float()
+
+    def _factors(self, layer: Any, name: str) -> Tensor | None:
+        """DoRA's factor of every row of a map, `[out]` float32; None for an adapter without one.
+
+        Norms are constants for gradients, as in the paper (section 4.3). Without gradients they are computed once for
+        all forwards inside of the outermost `reading`, in which no weight changes.
+        """
+        if name not in layer.lora_magnitude_vector:
+            return None
+        key = id(layer), name
+        if not torch.is_grad_enabled() and key in self._known_factors:
+            return self._known_factors[key]
+        magnitude = layer.lora_magnitude_vector[name].weight
+        with torch.no_grad():
+            weight = layer.base_layer.weight.float()
+            weight = weight.T if isinstance(layer.base_layer, Conv1D) else weight
+            down, up = layer.lora_A[name].weight.float(), layer.lora_B[name].weight.float()
+            whole = weight + layer.scaling[name] * (up @ down)
+        factors = _row_factors(whole, magnitude)
+        if not torch.is_grad_enabled() and self._depth:
+            self._known_factors[key] = factors
+        return factors
 
     @torch.no_grad()
     def _see_that_layers_are_called(self, layers: Mapping[str, nn.Module]) -> None:
@@ -210,6 +264,16 @@ class _ByRow:
         inner = linear(states.to(down.dtype), down)
         return linear(inner * self._scales(parts, inner)[:, None], up)
 
+    def factors(self, layer: Any, of_adapter: Callable[[Any, str], Tensor | None]) -> Tensor | None:
+        """DoRA's factors of each row's adapter, `[n, 1, out]`; None where no adapter has any."""
+        found = [of_adapter(layer, name) for name in self._adapters]
+        known = next((factors for factors in found if factors is not None), None)
+        if known is None:
+            return None
+        assert self._rows is not None
+        stacked = torch.stack([torch.ones_like(known) if factors is None else factors for factors in found])
+        return stacked[self._rows.to(stacked.device)][:, None]
+
     def _stack(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
         there = [(place, name) for place, name in enumerate(self._adapters) if name in layer.lora_A]
         down = torch.cat([layer.lora_A[name].weight for _, name in there])
@@ -236,7 +300,10 @@ class Adapter(nn.Module):
         self.name, self.config = name, config
         self.scales = {path: float(layer.scaling[name]) for path, layer in layers.items()}
         for path, layer in layers.items():
-            self.add_module(_key(path), nn.ModuleDict({"A": layer.lora_A[name], "B": layer.lora_B[name]}))
+            parts = {"A": layer.lora_A[name], "B": layer.lora_B[name]}
+            if name in layer.lora_magnitude_vector:
+                parts["M"] = layer.lora_magnitude_vector[name]
+            self.add_module(_key(path), nn.ModuleDict(parts))
 
     def reading(self) -> AbstractContextManager[None]:
         """Forwards of the base inside read with this adapter."""
@@ -326,6 +393,7 @@ def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> pef
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (only ever multiplied)
         use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
         init_lora_weights="gaussian" if config.init is AdapterInit.gaussian else True,
         target_modules=list(targets),
         rank_pattern=dict(config.rank_pattern),
@@ -333,6 +401,14 @@ def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> pef
         lora_dropout=0.0,
         base_model_name_or_path=source,
     )
+
+
+def _row_factors(whole: Tensor, magnitude: Tensor) -> Tensor:
+    """A trained magnitude by the norm of each row of `whole` `[out, in]`: `[out]`, float32.
+
+    The norm is rounded to the magnitude's type, as PEFT does, so that a new adapter has factors of exactly 1.
+    """
+    return magnitude.float() / whole.norm(dim=1).to(magnitude.dtype).float()
 
 
 def _key(path: str) -> str:
@@ -343,6 +419,8 @@ def _key(path: str) -> str:
 def _peft_name(name: str) -> str:
     """`model/layers/0/q_proj.A.weight` as peft's files have it."""
     path, part, _ = name.rsplit(".", 2)
+    if part == "M":
+        return f"{PEFT_PREFIX}{path.replace('/', '.')}.lora_magnitude_vector"
     return f"{PEFT_PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
 
 

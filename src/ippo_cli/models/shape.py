@@ -97,6 +97,8 @@ def with_adapter(
     config = starting_settings(config, earlier, key, lambda: targeted(config))
     maps = targeted(config)
     sizes = tuple(rank_of(config, path) * width for path, widths in maps.items() for width in widths)
+    if config.use_dora:
+        sizes += tuple(out for _, out in maps.values())
     return replace(shape, adapter=sizes)
 
 

@@ -23,11 +23,15 @@ class AdapterInit(str, Enum):
 
 @dataclass
 class LoraConfig:
-    """Low-rank matrices beside the linear maps of a frozen base: `W x + scale B A x`."""
+    """Low-rank matrices beside the linear maps of a frozen base: `W x + scale B A x`.
+
+    With `use_dora`: `m * V x / ||V||` with `V = W + scale B A`, a trained number m and a norm for every row of V.
+    """
 
     rank: PositiveInt  # rows of A and columns of B, of every map
     alpha: LoraAlpha  # scale = alpha / rank, or alpha / sqrt(rank) with use_rslora
     use_rslora: bool  # rank-stabilised scale (arXiv 2312.03732)
+    use_dora: bool  # weight-decomposed: rows of W + scale B A get trained norms (arXiv 2402.09353); slower
     target_modules: Any  # all-linear (every linear map but the head) | a list of module names, such as [q_proj,v_proj]
     rank_pattern: dict[str, int]  # other ranks by module name or regular expression, as PEFT has them; {} = none
     alpha_pattern: dict[str, float]  # the same of alpha
