@@ -170,8 +170,8 @@ def starting_settings(
     if settings.adapter_mismatch is AdapterMismatch.merge:
         if settings.use_dora or stored.settings.use_dora:
             raise PreflightError(
-                f"{key}={earlier}: adapter_mismatch=merge is for adapters without use_dora, whose norms belong to one rank "
-                "and scale; use the earlier adapter's settings with adapter_mismatch=error"
+                f"{key}={earlier}: adapter_mismatch=merge is for adapters without use_dora, whose norms belong to one "
+                "rank and scale; use the earlier adapter's settings with adapter_mismatch=error"
             )
         return merged_settings(settings, stored, paths())
     check_same_settings(settings, stored, f"{key}={earlier}")
