@@ -78,6 +78,16 @@ def test_typed_folders_and_functions_are_absolute(files: Path) -> None:
     assert load_config(arguments(["actor.reference=initial"])).actor.reference == "initial"
 
 
+def test_reward_models_are_folders_and_judges_names(files: Path) -> None:
+    (files / "judge").mkdir()
+    model = load_config(["reward=model", "reward.model=judge"]).reward
+    judge = load_config(["reward=judge", "reward.model=judge"]).reward
+    parts = "reward.parts={a:{kind:model,model:judge},b:{kind:judge,model:judge}}"
+    mix = load_config(arguments(["reward=mix", parts])).reward
+    assert (model.model, judge.model) == (str(files / "judge"), "judge")  # type: ignore[attr-defined]
+    assert [part.model for part in mix.parts.values()] == [str(files / "judge"), "judge"]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("folder", ["task", "sub"])
 def test_dollar_in_a_template_of_a_file_is_text(folder: str, files: Path) -> None:
     assert load(f"task={folder}/mine.yaml").agents["solo"].template == "Cost ${x} ${{y}} {q}"

@@ -172,8 +172,7 @@ def _correct_one_part(name: str, key: str) -> str | None:
         return None
     known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
     wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
-    similar = len(wrong) == 1 and difflib.get_close_matches(wrong[0][0], [wrong[0][1]], cutoff=TYPO)
-    return ".".join(known) if similar else None
+    return ".".join(known) if len(wrong) == 1 and _find_typos(wrong[0][0], [wrong[0][1]]) else None
 
 
 def _explain_choice(
@@ -218,13 +217,16 @@ def _similar(given: str, known: Sequence[str]) -> list[str]:
     own = given.rsplit(".", 1)[-1]
     tails = {key.rsplit(".", 1)[-1]: key for key in known}
     # In long names all that is similar may be the group, which the keys of a group share.
-    near = [
-        key
-        for key in known
-        if "." not in given or difflib.get_close_matches(own, [key.rsplit(".", 1)[-1]], cutoff=TYPO)
-    ]
-    close = difflib.get_close_matches(given, near, n=3, cutoff=TYPO if "." not in given else 0.6)
-    return close or [tails[tail] for tail in difflib.get_close_matches(own, tails, n=3, cutoff=TYPO)]
+    near = [key for key in known if "." not in given or _find_typos(own, [key.rsplit(".", 1)[-1]])]
+    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) if "." in given else _find_typos(given, near)
+    return close or [tails[tail] for tail in _find_typos(own, tails)]
+
+
+def _find_typos(given: str, known: Iterable[str]) -> list[str]:
+    """Names that are spelled like the given one, or with its letters in another order, as `seed` for `sede`."""
+    names = list(known)
+    reordered = [name for name in names if sorted(name) == sorted(given)]
+    return list(dict.fromkeys([*reordered, *difflib.get_close_matches(given, names, n=3, cutoff=TYPO)]))[:3]
 
 
 def first_lines(error: Exception) -> str:
