@@ -21,6 +21,7 @@ from ippo_cli.config.text import closest
 from ippo_cli.config.yaml_source import shortest
 
 TYPO = 0.8
+NO_LIST = "must be a list"
 """How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
@@ -80,10 +81,8 @@ def explain_several_values(text: str, field_value: Any) -> ConfigError:
     if DECIMAL_COMMA.fullmatch(value) and isinstance(field_value, float):
         return ConfigError(text, "has a decimal comma", f"use {key}={value.replace(',', '.')}")
     sweep = "add -m to train once with each of them"
-    if isinstance(field_value, list):
-        return ConfigError(text, "has several values", f"write a list, '{key}=[{value}]', or {sweep}")
-    number = isinstance(field_value, int | float)  # also True and False
-    quoted = "" if number else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
+    is_text = not isinstance(field_value, int | float | list)  # True and False are numbers
+    quoted = "" if not is_text else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
     return ConfigError(text, "has several values", f"{sweep}{quoted}")
 
 
@@ -116,7 +115,10 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
         return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
-    return ConfigError(text, *value_rule(first_lines(error), name))
+    rule, remedy = value_rule(first_lines(error), name)
+    if rule == NO_LIST and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
+        remedy = f"write '{name}=[{several}]'"
+    return ConfigError(text, rule, remedy)
 
 
 def value_rule(words: str, name: str) -> tuple[str, str]:
@@ -132,7 +134,7 @@ def value_rule(words: str, name: str) -> tuple[str, str]:
     if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
         return "must not be null", f"give a value, or leave {name} out"
     if "ListConfig" in words:
-        return "must be a list", f"write '{name}=[a,b]'"
+        return NO_LIST, f"write '{name}=[a,b]'"
     return "is no value of this key", words
 
 
