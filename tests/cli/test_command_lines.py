@@ -72,7 +72,10 @@ TRAIN = [
     (["deterministic=perhaps"], ["must be true or false"]),
     (["seed=null"], ["must not be null"]),
     (["mode=plann"], ["use one of train plan"]),
-    (["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"], ["answer=null leaves actor=tiny nothing", "vocabulary"]),
+    (
+        ["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"],
+        ["answer=null leaves actor=tiny nothing", "vocabulary"],
+    ),
 ]
 
 

@@ -20,8 +20,8 @@ from ippo_cli.config.searchpath import entries, own_files
 from ippo_cli.config.text import closest
 from ippo_cli.config.yaml_source import shortest
 
-TYPO = 0.8
 NO_LIST = "must be a list"
+TYPO = 0.8
 """How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
