@@ -48,7 +48,7 @@ ippo-export: write a run's agents as Hugging Face folders with model cards, seen
   ippo-export run=outputs/default/RUN to=exported agent=low         one agent, or agent=low,high
   ippo-export run=outputs/default/RUN to=exported critic=true       and its critic, in AGENT/critic/
   ippo-export run=outputs/lora/RUN to=exported merged=false         an adapter alone, for peft
-  ippo-export run=outputs/lora/RUN to=exported dtype=bf16           half the size; the loss is printed
+  ippo-export run=outputs/lora/RUN to=exported dtype=bf16           half the size; its loss is shown
 
 An adapter is merged into its base in float32, without loss; AGENT/adapter/ is the adapter itself.
 
