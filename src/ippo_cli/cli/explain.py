@@ -151,7 +151,8 @@ def explain_key(
             f"is no key of {group}={node[group].kind.value}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
-    answer = find_answer(name)
+    corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
+    answer = None if corrected else find_answer(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
@@ -160,7 +161,7 @@ def explain_key(
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
     if same and ".agents." not in name:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
-    if corrected := list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key)))):
+    if corrected:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(corrected[:3]) + "?")
     close = _similar(name, [*_reachable(name, keys, options)])
     remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
@@ -217,11 +218,11 @@ def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[s
 def _similar(given: str, known: Sequence[str]) -> list[str]:
     """The names that a mistyped one may have meant."""
     own = given.rsplit(".", 1)[-1]
-    tails = {key.rsplit(".", 1)[-1]: key for key in known}
+    tails = dict.fromkeys(key.rsplit(".", 1)[-1] for key in known)
     # In long names all that is similar may be the group, which the keys of a group share.
     near = [key for key in known if "." not in given or _find_typos(own, [key.rsplit(".", 1)[-1]])]
     close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) if "." in given else _find_typos(given, near)
-    return close or [tails[tail] for tail in _find_typos(own, tails)]
+    return close or [key for tail in _find_typos(own, tails) for key in known if key.rsplit(".", 1)[-1] == tail][:3]
 
 
 def _find_typos(given: str, known: Iterable[str]) -> list[str]:
