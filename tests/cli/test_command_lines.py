@@ -47,7 +47,8 @@ TRAIN = [
     (["gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
     (["algorithm.gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
     (["seed=1,2,3"], ["has several values", "add -m"]),
-    (["rollout.stop_strings=a,b"], ["write a list, 'rollout.stop_strings=[a,b]'"]),
+    (["rollout.stop_strings=Q:,A:"], ["must be a list; write 'rollout.stop_strings=[Q:,A:]'"]),
+    (["rollout.stop_strings=[a],[b]"], ["has several values; add -m to train once with each of them"]),
     (["task.agents.low.template=Sort, please"], ["""quotes: 'task.agents.low.template="Sort, please"'"""]),
     (["experiment=nope"], ["is an unknown option", "choose from", "probe_grid"]),
     (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),
@@ -71,7 +72,10 @@ TRAIN = [
     (["deterministic=perhaps"], ["must be true or false"]),
     (["seed=null"], ["must not be null"]),
     (["mode=plann"], ["use one of train plan"]),
-    (["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"], ["answer=null is needed", "vocabulary"]),
+    (
+        ["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"],
+        ["answer=null leaves actor=tiny nothing", "vocabulary"],
+    ),
 ]
 
 

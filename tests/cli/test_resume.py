@@ -124,11 +124,11 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
         ("actor.hidden_size=64", "task.agents.high.actor.hidden_size: 128 -> 64"),
         ("critic.value_head_hidden_dim=8", "task.agents.low.critic.value_head_hidden_dim: None -> 8"),
         ("task.agents.high.critic.dtype=bf16", "task.agents.high.critic.dtype: fp32 -> bf16"),
-        ("critic=value_head", "critic.kind: separate -> value_head"),
-        ("team=shared_policy", "team.kind: independent -> shared_policy"),
+        ("critic=value_head", "critic=value_head: the run was started with critic=separate"),
+        ("team=shared_policy", "team=shared_policy: the run was started with team=independent"),
         ("deepspeed=zero3", "deepspeed.stage: 1 -> 3"),
         ("deepspeed.offload_optimizer=true", "deepspeed.offload_optimizer: False -> True"),
-        ("task=sorting_solo", "task.agents.high.actor.dtype: fp32 -> None"),
+        ("task=sorting_solo", "task=sorting_solo: the run was started with the default task"),
     ],
 )
 def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> None:

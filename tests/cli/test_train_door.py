@@ -88,7 +88,7 @@ def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["seeed=1"], ["seeed=1", "did you mean seed or"]),
+        (["seeed=1"], ["seeed=1", "did you mean seed?"]),
         (["algorithm.gamma=abc"], ["algorithm.gamma=abc", "must be a number"]),
         (["algorithm.gamma=1.5"], ["algorithm.gamma=1.5", "[0, 1]", "at most 1"]),
         (["algorithm=pppo"], ["algorithm=pppo", "ippo", "closest: ppo"]),

@@ -112,6 +112,7 @@ def test_lists_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert typed_paths("a, 'd,e'") == ["a", "d,e"]
     assert typed_paths("d,e") == ["d,e"]
     assert typed_paths("[]") == []
+    assert typed_paths("") == []
 
 
 @pytest.mark.parametrize("name", ["ünï", "a=b", "[a]", "a b"])

@@ -57,6 +57,37 @@ def test_paths_that_are_relative_to_the_users_folder(files: Path) -> None:
     assert load("task=sub/mine.yaml", "task.train=here.jsonl").train == str(files / "here.jsonl")
 
 
+def test_typed_folders_and_functions_are_absolute(files: Path) -> None:
+    for name in ("stage1", "initial", "clip"):
+        (files / name).mkdir()
+    overrides = arguments(
+        [
+            "task=sub/mine.yaml",
+            "actor=lora",
+            "actor.model=some/model",
+            "actor.adapter=stage1",
+            "actor.reference=stage1",
+            "reward.processor=[clip,sub/code.py:f]",
+            "tracker.callback=sub/code.py:f",
+        ]
+    )
+    config = load_config(overrides)
+    actor, function = config.task.agents["solo"].actor, f"{files / 'sub' / 'code.py'}:f"
+    assert (actor.adapter, actor.reference) == (str(files / "stage1"), str(files / "stage1"))  # type: ignore[attr-defined]
+    assert (config.reward.processor, config.tracker.callback) == (["clip", function], function)
+    assert load_config(arguments(["actor.reference=initial"])).actor.reference == "initial"
+
+
+def test_reward_models_are_folders_and_judges_names(files: Path) -> None:
+    (files / "judge").mkdir()
+    model = load_config(["reward=model", "reward.model=judge"]).reward
+    judge = load_config(["reward=judge", "reward.model=judge"]).reward
+    parts = "reward.parts={a:{kind:model,model:judge},b:{kind:judge,model:judge}}"
+    mix = load_config(arguments(["reward=mix", parts])).reward
+    assert (model.model, judge.model) == (str(files / "judge"), "judge")  # type: ignore[attr-defined]
+    assert [part.model for part in mix.parts.values()] == [str(files / "judge"), "judge"]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("folder", ["task", "sub"])
 def test_dollar_in_a_template_of_a_file_is_text(folder: str, files: Path) -> None:
     assert load(f"task={folder}/mine.yaml").agents["solo"].template == "Cost ${x} ${{y}} {q}"

@@ -121,7 +121,7 @@ def test_a_reference_that_changed_is_not_resumed_with(model: Path, stage: Path, 
         (("actor.reference_update_every=3", "reward.measure_credit_every=1"), "credit is measured against"),
         (
             ("task.agents.low.frozen=true", "task.agents.low.actor.reference_update_every=2"),
-            "task.agents.low.actor.reference_update_every=2 would do nothing",
+            "task.agents.low.actor.reference_update_every=2 has no effect",
         ),
     ],
 )

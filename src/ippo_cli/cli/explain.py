@@ -20,6 +20,7 @@ from ippo_cli.config.searchpath import entries, own_files
 from ippo_cli.config.text import closest
 from ippo_cli.config.yaml_source import shortest
 
+NO_LIST = "must be a list"
 TYPO = 0.8
 """How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
@@ -80,10 +81,8 @@ def explain_several_values(text: str, field_value: Any) -> ConfigError:
     if DECIMAL_COMMA.fullmatch(value) and isinstance(field_value, float):
         return ConfigError(text, "has a decimal comma", f"use {key}={value.replace(',', '.')}")
     sweep = "add -m to train once with each of them"
-    if isinstance(field_value, list):
-        return ConfigError(text, "has several values", f"write a list, '{key}=[{value}]', or {sweep}")
-    number = isinstance(field_value, int | float)  # also True and False
-    quoted = "" if number else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
+    is_text = not isinstance(field_value, int | float | list)  # True and False are numbers
+    quoted = "" if not is_text else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
     return ConfigError(text, "has several values", f"{sweep}{quoted}")
 
 
@@ -116,7 +115,10 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
         return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
-    return ConfigError(text, *value_rule(first_lines(error), name))
+    rule, remedy = value_rule(first_lines(error), name)
+    if rule == NO_LIST and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
+        remedy = f"write '{name}=[{several}]'"
+    return ConfigError(text, rule, remedy)
 
 
 def value_rule(words: str, name: str) -> tuple[str, str]:
@@ -132,7 +134,7 @@ def value_rule(words: str, name: str) -> tuple[str, str]:
     if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
         return "must not be null", f"give a value, or leave {name} out"
     if "ListConfig" in words:
-        return "must be a list", f"write '{name}=[a,b]'"
+        return NO_LIST, f"write '{name}=[a,b]'"
     return "is no value of this key", words
 
 
@@ -149,7 +151,8 @@ def explain_key(
             f"is no key of {group}={node[group].kind.value}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
-    answer = find_answer(name)
+    corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
+    answer = None if corrected else find_answer(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
@@ -158,7 +161,7 @@ def explain_key(
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
     if same and ".agents." not in name:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
-    if corrected := list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key)))):
+    if corrected:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(corrected[:3]) + "?")
     close = _similar(name, [*_reachable(name, keys, options)])
     remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
@@ -172,8 +175,7 @@ def _correct_one_part(name: str, key: str) -> str | None:
         return None
     known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
     wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
-    similar = len(wrong) == 1 and difflib.get_close_matches(wrong[0][0], [wrong[0][1]], cutoff=TYPO)
-    return ".".join(known) if similar else None
+    return ".".join(known) if len(wrong) == 1 and _find_typos(wrong[0][0], [wrong[0][1]]) else None
 
 
 def _explain_choice(
@@ -216,15 +218,18 @@ def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[s
 def _similar(given: str, known: Sequence[str]) -> list[str]:
     """The names that a mistyped one may have meant."""
     own = given.rsplit(".", 1)[-1]
-    tails = {key.rsplit(".", 1)[-1]: key for key in known}
+    tails = dict.fromkeys(key.rsplit(".", 1)[-1] for key in known)
     # In long names all that is similar may be the group, which the keys of a group share.
-    near = [
-        key
-        for key in known
-        if "." not in given or difflib.get_close_matches(own, [key.rsplit(".", 1)[-1]], cutoff=TYPO)
-    ]
-    close = difflib.get_close_matches(given, near, n=3, cutoff=TYPO if "." not in given else 0.6)
-    return close or [tails[tail] for tail in difflib.get_close_matches(own, tails, n=3, cutoff=TYPO)]
+    near = [key for key in known if "." not in given or _find_typos(own, [key.rsplit(".", 1)[-1]])]
+    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) if "." in given else _find_typos(given, near)
+    return close or [key for tail in _find_typos(own, tails) for key in known if key.rsplit(".", 1)[-1] == tail][:3]
+
+
+def _find_typos(given: str, known: Iterable[str]) -> list[str]:
+    """Names that are spelled like the given one, or with its letters in another order, as `seed` for `sede`."""
+    names = list(known)
+    reordered = [name for name in names if sorted(name) == sorted(given)]
+    return list(dict.fromkeys([*reordered, *difflib.get_close_matches(given, names, n=3, cutoff=TYPO)]))[:3]
 
 
 def first_lines(error: Exception) -> str:

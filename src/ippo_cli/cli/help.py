@@ -18,18 +18,18 @@ TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
 ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sampled and greedy.
 
-  ippo-eval run=outputs/default/RUN                      the newest checkpoint
-  ippo-eval run=outputs/default/RUN checkpoint=best      or latest, initial, an iteration's number
+  ippo-eval run=outputs/default/RUN                    the newest checkpoint
+  ippo-eval run=outputs/default/RUN checkpoint=best    or latest, initial, an iteration's number
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
-  ippo-eval run=outputs/default/RUN evaluation.num_generations=8     8 samples a row: pass@2, 4 and 8
-  ippo-eval run=outputs/default/RUN format=markdown      a row per agent and part; json, csv, latex
-  ippo-eval run=outputs/default/RUN json=true            only JSON on stdout, all else on stderr
-  ippo-eval run=outputs/default/RUN compare=initial      two on the same rows: intervals, p values
-  ippo-eval run=outputs/default/RUN compare=PATH         another run (compare_checkpoint=best) or model
-  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of several runs
-  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       or of one run: best,initial,40
-  ippo-eval model=PATH task=sorting_solo                 a Hugging Face folder or hub id for all agents
-  ippo-eval model=exported task=sorting                  a team that ippo-export wrote
+  ippo-eval run=outputs/default/RUN evaluation.num_generations=8   8 samples a row: pass@2, 4 and 8
+  ippo-eval run=outputs/default/RUN format=markdown    a row per agent and part; json, csv, latex
+  ippo-eval run=outputs/default/RUN json=true          only JSON on stdout, all else on stderr
+  ippo-eval run=outputs/default/RUN compare=initial    two on the same rows: intervals, p values
+  ippo-eval run=outputs/default/RUN compare=PATH       a run (compare_checkpoint=best) or a model
+  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true   agents of several runs
+  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all   or of one run: best,initial,40
+  ippo-eval model=PATH task=sorting_solo               one folder or hub id for all agents
+  ippo-eval model=exported task=sorting                a team that ippo-export wrote
   ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"'
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
@@ -41,14 +41,14 @@ refused. Scores with 95 % intervals are printed and written to evaluations/ in t
 (for model= in output_dir), with every response in a file beside them.
 """
 EXPORT_HELP = """\
-ippo-export: write a run's agents as Hugging Face folders with model cards, verified to load identically.
+ippo-export: write a run's agents as Hugging Face folders with model cards, seen to load the same.
 
   ippo-export run=outputs/default/RUN to=exported                   newest weights: exported/AGENT/
   ippo-export run=outputs/default/RUN to=exported checkpoint=best   latest, initial, or a number
   ippo-export run=outputs/default/RUN to=exported agent=low         one agent, or agent=low,high
   ippo-export run=outputs/default/RUN to=exported critic=true       and its critic, in AGENT/critic/
-  ippo-export run=outputs/lora/RUN to=exported merged=false         an adapter alone, as peft reads it
-  ippo-export run=outputs/lora/RUN to=exported dtype=bf16           half the size; prints what is kept
+  ippo-export run=outputs/lora/RUN to=exported merged=false         an adapter alone, for peft
+  ippo-export run=outputs/lora/RUN to=exported dtype=bf16           half the size; its loss is shown
 
 An adapter is merged into its base in float32, without loss; AGENT/adapter/ is the adapter itself.
 
@@ -73,7 +73,7 @@ SWEEP_HELP = """\
 ippo-sweep: one table and one picture for a sweep, finished or not.
 
   ippo-sweep outputs/default/multirun-20260101-120000     the folder that has sweep.json
-  ippo-sweep outputs/grpo-seeds                           or one of runs, such as those of a job array
+  ippo-sweep outputs/grpo-seeds                           or a folder of runs, such as a job array's
   ippo-sweep outputs/default/multirun-... to=report       write the report elsewhere
 
 One line for each configuration: jobs that differ only in their seed are one line, with the mean of

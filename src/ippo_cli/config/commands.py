@@ -48,6 +48,8 @@ def typed_path(value: str) -> Path:
 
 def typed_paths(value: str) -> list[str]:
     """The paths of a list, `[a,b]` or `a,b`: one path where there is one of this name."""
+    if not value.strip():  # else `Path("")`, the folder of the user
+        return []
     if _exists(typed_path(value)):
         return [str(typed_path(value))]
     inner = value[1:-1] if _LIST.fullmatch(value) else value

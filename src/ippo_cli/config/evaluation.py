@@ -239,9 +239,12 @@ def check_effect(overrides: Iterable[str], *, of_model: bool) -> None:
 
 
 def _instead(key: str, known: Sequence[str]) -> str:
-    """Keys of the same name, and those of the same group that have an effect; else all groups that have one."""
-    group, _, leaf = key.rpartition(".")
-    same = [other for other in known if other != key and other.rpartition(".")[2] == leaf and "*" not in other]
+    """For a name without a group the keys of that name, else those of its group that have an effect; else all groups.
+
+    A key of a group has another meaning in other groups: `reward.model` is no `actor.model`.
+    """
+    group, _, leaf = _general(key).rpartition(".")
+    same = [other for other in known if not group and other.rpartition(".")[2] == leaf and "*" not in other]
     if same:
         return "did you mean " + " or ".join(f"{other}=" for other in same) + "?"
     of_group = [other for other in known if group and other.startswith(f"{group}.")]

@@ -21,7 +21,7 @@ from ippo_cli.config import schema
 from ippo_cli.config.arithmetic import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
-from ippo_cli.config.places import dump_yaml, load_yaml, make_absolute
+from ippo_cli.config.places import absolute_place, dump_yaml, load_yaml, make_absolute
 from ippo_cli.config.searchpath import OWN_OPTIONS, register_option_files
 from ippo_cli.config.secrets import kept, refuse_secrets, restored
 
@@ -156,6 +156,7 @@ def resolve(node: DictConfig) -> dict[str, Any]:
     plain = _container(bare)
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
+    _complete_reward_models(plain["reward"])
     refuse_secrets(plain)
     return _with_absolute_places(plain)
 
@@ -167,6 +168,13 @@ def _with_absolute_places(value: Any, key: str = "") -> Any:
             name: _with_absolute_places(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()
         }
     return make_absolute(key, value)
+
+
+def _complete_reward_models(reward: dict[str, Any]) -> None:
+    """Give reward models that are folders their full paths, in place; the model of a judge is a name at a server."""
+    for part in (reward, *(reward.get("parts") or {}).values()):
+        if part["kind"] == schema.RewardKind.model.value and part.get("model"):
+            part["model"] = absolute_place(part["model"])
 
 
 def typed(plain: dict[str, Any]) -> schema.Config:

@@ -11,13 +11,14 @@ import yaml
 
 from ippo_cli.config.own_code import is_function_of_file, names_code
 
-CODE = (".function", "task.protocol", "task.environment")  # a file, and a name in it
+CODE = (".function", "task.protocol", "task.environment", "tracker.callback")  # a file, and a name in it
 PLACES = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
-    r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
+    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference)|critic\.(model|warm_start))"
+    r"|reward\.processor|tracker\.callback)"
 )
-MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer)")  # or a text
+MAYBE_CODE = re.compile(r".*\.(filter|map|processor|template|turn_template|answer|warm_start_answer)")  # or a text
 TEXTS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"
     r"|reward\.(parts\.\w+\.)?template|task\.filter)"
@@ -27,7 +28,11 @@ _DOLLAR = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)(?:(\w+)\})?")
 
 def is_place(key: str, value: str) -> bool:
     """Whether a value may name a file or folder: of keys that may be texts too, only a function's name does."""
-    return PLACES.fullmatch(key) is not None and (not MAYBE_CODE.fullmatch(key) or is_function_of_file(value))
+    from ippo_cli.config.schema import ReferenceKind
+
+    if PLACES.fullmatch(key) is None or (key.endswith("actor.reference") and value in {*ReferenceKind}):
+        return False
+    return not MAYBE_CODE.fullmatch(key) or is_function_of_file(value)
 
 
 def make_absolute(key: str, value: Any, base: Path | None = None) -> Any:

@@ -37,7 +37,7 @@ def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
     if kl.reward.coef == 0.0 and kl.loss.coef == 0.0:
         raise ConfigError(
             key,
-            "would do nothing: no KL term compares the actor with its reference",
+            "has no effect: no KL term compares the actor with its reference",
             "set algorithm.kl.reward.coef or algorithm.kl.loss.coef, or leave it out",
         )
     if replays(config):

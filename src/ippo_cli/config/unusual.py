@@ -88,7 +88,7 @@ def _few_prompts(settings: Settings) -> str | None:
     if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
         return None
     return (
-        f"an iteration samples {prompts} prompts and the training data has {rows}: each is sampled several times; "
+        f"an iteration samples {prompts} prompts and the training data has {rows}: prompts are repeated; "
         "lower rollout.buffer_size, or raise rollout.num_generations"
     )
 

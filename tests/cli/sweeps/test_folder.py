@@ -88,9 +88,9 @@ def test_jobs_are_told_apart_by_what_they_do_not_share() -> None:
 def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path) -> None:
     paths = [f"task.train=/a/{'long/' * 40}{name}.jsonl" for name in "ab"]
     lines = table(tmp_path, [Row(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]).splitlines()
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 100
     assert "folder" in lines[0]
-    assert "waiting" in lines[1]
+    assert sum("waiting" in line for line in lines) == 2
     column = lines[0].index("overrides")
     width = lines[0].index("state") - column
     assert paths[0] in "".join(line[column : column + width].strip() for line in lines[1:])

@@ -88,7 +88,7 @@ def close(folder: Path, error: str | None) -> None:
 def _fitting(lines: list[str]) -> list[str]:
     """The lines in full if a block has room for them, else each on one line of it, and the number of those left out."""
     room = MAX_LINES - 1
-    width = WIDTH - len("ippo: ")
+    width = WIDTH - 2 - len("ippo: ")  # a block wraps at `WIDTH - 2`
     if sum(len(textwrap.wrap(line, width)) for line in lines) <= room:
         return lines
     shown = lines if len(lines) <= room else lines[: room - 1]
