@@ -35,7 +35,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Library -> where it may be imported.
 PLACES = {
     "deepspeed": ("engine/zero.py",),
-    "peft": ("models/lora.py",),
+    "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("cli/", "config/"),
     "omegaconf": ("cli/", "config/"),
     "yaml": ("cli/", "config/"),

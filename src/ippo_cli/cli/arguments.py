@@ -10,7 +10,7 @@ from typing import Any
 from ippo_cli.config.commands import PATH_KEYS, last_value, quote_for_shell, typed_path
 from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError, combine_errors
-from ippo_cli.config.places import PLACES, TEXTS, absolute_place, escape_interpolations, make_absolute
+from ippo_cli.config.places import PLACES, TEXTS, escape_interpolations, make_absolute
 
 SWEEP_FLAGS = ("-m", "--multirun")
 SWEEP_MODE = "hydra.mode=MULTIRUN"
@@ -191,7 +191,7 @@ def _in_full(text: str) -> str:
         return text
     if value.startswith("[") and value.endswith("]"):
         listed = _listed(text)
-        return text if listed is None else f"{key}=[{','.join(map(_literal, map(absolute_place, listed)))}]"
+        return text if listed is None else f"{key}=[{','.join(map(_literal, make_absolute(key, listed)))}]"
     full = make_absolute(key, value)
     if full == value:  # a name on the hub, a module, a text, or a mistake that is told later
         return text
