@@ -115,19 +115,19 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
     return planned.value
 
 
-def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tmp_path, capsys) -> None:
+def test_the_embedded_plan_shows_models_phases_and_prompts_within_100_columns(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
     show_plan(config)
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 100
     for label in ("low actor", "low critic", "low reference", "high actor"):
         assert sum(line.startswith(label) for line in lines) == 1, label
     assert "load " in said
     assert "rollout " in said
     assert "targets " in said
     assert "update " in said
-    assert sum(line.startswith("low reads") for line in lines) == 2
+    assert sum(line.startswith("low prompt") for line in lines) == 2
     assert "warning" not in said
 
 
@@ -154,7 +154,7 @@ class World:
     ("words", "said"),
     [
         ("'many words'", r"max_prompt_tokens=6 does not allow agent player's prompt of 11 tokens"),
-        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); mend it"),
+        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); correct it there"),
     ],
 )
 def test_a_world_whose_first_words_are_too_many_or_none_is_refused(tmp_path, words: str, said: str) -> None:
@@ -412,7 +412,7 @@ def cluster_config(root: Path, *more: str) -> Config:
 def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
     show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 100
     said = " ".join(" ".join(lines).split())
     assert "ranks 8, each 4 samples per iteration" in said
     assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
