@@ -372,7 +372,7 @@ def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     show_plan(config)
     shown = capsys.readouterr().out
     assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
-    assert "high reads" in shown
+    assert "high prompt" in shown
 
 
 def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
@@ -390,7 +390,7 @@ def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) ->
     example = Path(__file__).resolve().parents[3] / "scripts" / "examples" / "small_model.py"
     runpy.run_path(str(example))["make"](text, tmp_path / "model", vocabulary=300, hidden=32, layers=1, seed=0)
     show_plan(jsonl_config(tmp_path, tmp_path / "model", "task.chat_template=true"))
-    assert "solo reads      '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
+    assert "solo prompt     '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
@@ -419,7 +419,7 @@ def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
     ways = [line.split() for line in lines if "deepspeed=zero" in line]
     assert [line for line in ways if line[0] == "*"] == [ways[3]]
     assert ways[3][1] == "deepspeed=zero3"
-    assert " ".join(ways[0]).endswith("does not fit does not fit")
+    assert " ".join(ways[0]).endswith("none none")
     assert ways[3][-1].isdigit()
     assert "are free" not in said, "nothing is known of a disk there"
 
