@@ -137,3 +137,26 @@ def test_run_folder_keeps_dollar_signs(files: Path) -> None:
     assert from_yaml(files / "config.yaml").task.agents["solo"].template == "Cost ${x} ${{y}} {q}"
     plain["task"]["agents"]["solo"]["template"] = "{q}"
     assert to_yaml(plain) == OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
+
+
+def test_processors_are_found_from_any_folder(files: Path) -> None:
+    (files / "scale").write_text("")  # a file with the name of a step
+    (files / "steps.py").write_text("def halve(score):\n    return score / 2\n")
+    (one,) = arguments(["reward.processor=[scale,steps.py:halve]"])
+    assert load_config([one]).reward.processor == ["scale", f"{files}/steps.py:halve"]
+    assert load_config(["reward.processor=[scale,steps.py:halve]"]).reward.processor[1] == f"{files}/steps.py:halve"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "full"),
+    [
+        ("tracker.callback", "task/code.py:f", True),
+        ("actor.adapter", "task", True),
+        ("task.agents.low.actor.reference", "task", True),
+        ("actor.reference", "base", False),
+        ("tracker.callback", "task:f", False),
+    ],
+)
+def test_keys_that_name_files_or_folders(key: str, value: str, full: bool, files: Path) -> None:
+    (files / "base").mkdir()
+    assert arguments([f"{key}={value}"]) == [f"{key}={files / value}" if full else f"{key}={value}"]

@@ -50,3 +50,10 @@ def test_a_table_that_is_too_wide_is_wrapped() -> None:
     assert " ".join(line[-8:] for line in lines).split()[0] == "n"
     assert "".join("".join(line.split()) for line in lines).count("word") == 40
     assert format_table([["a", "b"], ["1", "22"]], numbers=True) == ["a   b", "1  22"]
+
+
+def test_words_of_a_wide_table_stay_whole() -> None:
+    rows = [["way", "size", "tokens that fit"], ["a=stage_one b.offload=true", "12.3 GiB", "2048"]]
+    lines = format_table(rows, width=40)
+    assert max(map(len, lines)) <= 40
+    assert "b.offload=true" in " ".join(lines).split()

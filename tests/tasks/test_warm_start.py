@@ -144,7 +144,9 @@ def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() 
 def test_characters_cannot_come_from_no_lessons() -> None:
     actor = load_config([]).actor
     assert isinstance(actor, TinyActorConfig)
-    with pytest.raises(ConfigError, match=r"answer=null leaves actor=tiny nothing .*actor\.alphabet=printable"):
+    with pytest.raises(
+        ConfigError, match=r"answer=null leaves actor=tiny no reference answers .*actor\.alphabet=printable"
+    ):
         refuse_nothing_to_read("solo", actor, [])
     refuse_nothing_to_read("solo", actor, [[("a", "b")]])
     refuse_nothing_to_read("solo", replace(actor, alphabet=Alphabet.printable), [])

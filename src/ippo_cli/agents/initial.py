@@ -331,6 +331,6 @@ def refuse_nothing_to_read(name: str, actor: TinyActorConfig, lessons: Sequence[
     if actor.alphabet is Alphabet.auto and not lessons:
         raise ConfigError(
             f"task.agents.{name}.answer=null",
-            "leaves actor=tiny nothing to build its vocabulary from",
+            "leaves actor=tiny no reference answers to build its vocabulary from",
             "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
         )

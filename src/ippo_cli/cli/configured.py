@@ -95,7 +95,7 @@ def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = Tru
     saved = saved_overrides(folder)
     config = composed([*saved, *overrides], overrides, of_model=False, data=data)
     refuse_changed(folder, saved, overrides)
-    for line in changed_inputs(folder, input_files(config), ("task.", "reward.")):
+    for line in changed_inputs(folder, input_files(config, data=data), ("task.", "reward.")):
         print(f"warning: {line}", file=sys.stderr, flush=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}
     if "task.eval_size" in typed:

@@ -275,7 +275,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
-                "leaves actor=tiny nothing to build its vocabulary from",
+                "leaves actor=tiny no reference answers to build its vocabulary from",
                 "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
             )
     elif actor.model is None:

@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 
 from ippo_cli.config.own_code import is_function_of_file, names_code
+from ippo_cli.config.schema import ReferenceKind, RunConfig
 
 CODE = (".function", "task.protocol", "task.environment", "tracker.callback")  # a file, and a name in it
 PLACES = re.compile(
-    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
-    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
-    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference)|critic\.(model|warm_start))"
-    r"|reward\.processor|tracker\.callback)"
+    r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.protocol|task\.environment"
+    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)|tracker\.callback"
+    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference)|critic\.(model|warm_start)))"
 )
-MAYBE_CODE = re.compile(r".*\.(filter|map|processor|template|turn_template|answer|warm_start_answer)")  # or a text
+MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or a text
 TEXTS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"
     r"|reward\.(parts\.\w+\.)?template|task\.filter)"
@@ -28,11 +28,9 @@ _DOLLAR = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)(?:(\w+)\})?")
 
 def is_place(key: str, value: str) -> bool:
     """Whether a value may name a file or folder: of keys that may be texts too, only a function's name does."""
-    from ippo_cli.config.schema import ReferenceKind
-
-    if PLACES.fullmatch(key) is None or (key.endswith("actor.reference") and value in {*ReferenceKind}):
+    if key.endswith("actor.reference") and value in [kind.value for kind in ReferenceKind]:
         return False
-    return not MAYBE_CODE.fullmatch(key) or is_function_of_file(value)
+    return PLACES.fullmatch(key) is not None and (not MAYBE_CODE.fullmatch(key) or is_function_of_file(value))
 
 
 def make_absolute(key: str, value: Any, base: Path | None = None) -> Any:
@@ -73,8 +71,6 @@ def escape_interpolations(text: str) -> str:
     """
     if "${" not in text:
         return text
-    from ippo_cli.config.schema import RunConfig
-
     keys = {leaf.name for leaf in fields(RunConfig)} - {"name"}
 
     def escape(found: re.Match[str]) -> str:

@@ -60,11 +60,11 @@ def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numb
     `numbers`: all columns but the first are aligned at their right.
     """
     widths = [max(text_width(row[column]) for row in rows) for column in range(len(rows[0]))]
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > COLUMN_WIDTH:
-        widest = widths.index(max(widths))
-        others = max([COLUMN_WIDTH, *(other for place, other in enumerate(widths) if place != widest)])
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[widest] = max(widths[widest] - excess, min(others, widths[widest] - 1))
+    words = [
+        max(text_width(word) for row in rows for word in (row[column].split() or [""])) for column in range(len(widths))
+    ]
+    for floors in (words, [0] * len(widths)):  # words are broken only where nothing else makes the table fit
+        _narrow(widths, [max(floor, COLUMN_WIDTH) for floor in floors], width - 2 * (len(widths) - 1))
     lines = []
     for row in rows:
         cells = [
@@ -78,6 +78,15 @@ def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numb
             ]
             lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _narrow(widths: list[int], floors: Sequence[int], width: int) -> None:
+    """Lower the greatest widths until their sum fits, none below its floor."""
+    while sum(widths) > width:
+        wide = [column for column, size in enumerate(widths) if size > floors[column]]
+        if not wide:
+            return
+        widths[max(wide, key=lambda column: widths[column])] -= 1
 
 
 def columns(names: Iterable[str]) -> str:

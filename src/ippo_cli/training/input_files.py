@@ -1,64 +1,107 @@
-"""Files of the user's that a run reads: their hashes are kept in its folder, and compared when it is resumed."""
+"""Local files that a run reads, code and data: their hashes are in its folder, and are compared on a resume."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ippo_cli.config.checks import constrained_leaves
+from ippo_cli.config.data import expand_pattern, is_pattern
 from ippo_cli.config.errors import storing
 from ippo_cli.config.own_code import names_code
 from ippo_cli.config.schema import Config
+from ippo_cli.tasks.data_files import SUFFIXES, content_key, suffix_of
 from ippo_cli.training.folder import NEXT, write_atomically
 
 INPUTS = "inputs.json"
+DATA_KEYS = ("task.train", "task.eval")
+NAMED = 3  # files of a warning
 
 
-def input_files(config: Config) -> dict[Path, str]:
-    """The files of code that a configuration names, each with the key that names it first; and their neighbours that
-    they import."""
-    found: dict[Path, str] = {}
+class Input(NamedTuple):
+    """Why a file is an input: the key that names it first, and that key's value."""
+
+    key: str
+    source: str
+
+
+Inputs = Mapping[Path, Input]
+
+
+def input_files(config: Config, *, data: bool = True) -> dict[Path, Input]:
+    """The files of code that a configuration names, with the neighbours that they import, and those of local data."""
+    found: dict[Path, Input] = {}
     for key, value, _ in constrained_leaves(config):
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and names_code(text) and (file := _code_file(text)) is not None:
-                for part in (file, *_imported(file)):
-                    found.setdefault(part, key)
+            if not isinstance(text, str):
+                continue
+            files: Iterable[Path] = ()
+            if names_code(text):
+                files = () if (file := _code_file(text)) is None else (file, *_imported(file))
+            elif data and key in DATA_KEYS:
+                files = _data_files(text)
+            for part in files:
+                found.setdefault(part, Input(key, text))
     return found
 
 
-def record_inputs(folder: Path, files: Mapping[Path, str], *, resumed: bool) -> None:
+def record_inputs(folder: Path, inputs: Inputs, *, resumed: bool) -> None:
     """Write down what the files hold; of a resumed run it is valid once its checkpoint is loaded."""
-    known = {str(file): {"key": key, "sha256": _digest(file)} for file, key in files.items()}
+    known = {str(file): {**found._asdict(), "sha256": _digest(file)} for file, found in inputs.items()}
     with storing(str(folder)):
         write_atomically(folder / f"{INPUTS}{NEXT if resumed else ''}", json.dumps(known, indent=1) + "\n")
 
 
-def changed_inputs(folder: Path, files: Mapping[Path, str], keys: tuple[str, ...] = ("",)) -> list[str]:
-    """A line for each file that holds something else than when the run was started last; `keys`: how the keys begin
-    that matter. Nothing for runs that recorded no hashes."""
+def changed_inputs(folder: Path, inputs: Inputs, keys: tuple[str, ...] = ("",)) -> list[str]:
+    """A warning that names the files that differ from those that the run was started with last, or nothing; `keys`:
+    how the keys begin that matter. Nothing for runs that recorded no hashes."""
     try:
-        known: dict[str, Any] = json.loads((folder / INPUTS).read_text())
-        digests = {name: str(entry["sha256"]) for name, entry in known.items()}
+        recorded: dict[str, Any] = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
+        digests = {name: str(entry["sha256"]) for name, entry in recorded.items()}
+        before = {name: Input(str(entry["key"]), str(entry.get("source", ""))) for name, entry in recorded.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-    return [
-        f"{file} ({key}) has changed since this run was started: what follows uses it as it is now"
-        for file, key in files.items()
-        if key.startswith(keys) and digests.get(str(file), _digest(file)) != _digest(file)
-    ]
+    now = {str(file): found for file, found in inputs.items() if found.key.startswith(keys)}
+    sources, sources_before = set(now.values()), set(before.values())
+    states: dict[str, str] = {}
+    for file, found in now.items():
+        if file not in before:
+            states |= {file: ", new"} if found in sources_before else {}  # else the key has another value
+        elif digests[file] != _digest(Path(file)):
+            states[file] = ""
+    states |= {file: ", missing" for file, found in before.items() if file not in now and found in sources}
+    if not states:
+        return []
+    named = [f"{file} ({(now.get(file) or before[file]).key}{state})" for file, state in states.items()]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    of_data = any((now.get(file) or before[file]).key in DATA_KEYS for file in states)
+    order = "; the order of prompts and the held-out rows may differ from before" if of_data else ""
+    return [f"changed since this run was started, and used as it is now: {', '.join(named[:NAMED])}{more}{order}"]
 
 
 def _digest(file: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return content_key(str(file))[-1]
     except OSError:
         return ""
+
+
+def _data_files(source: str) -> list[Path]:
+    """The local files of a source of rows; none of a dataset on the hub."""
+    with suppress(OSError, ValueError):  # a text that is no name of a file
+        place = Path(source)
+        if is_pattern(source):
+            return [Path(file).absolute() for file in expand_pattern(source)]
+        if place.is_dir():
+            found = sorted(path for path in place.rglob("*") if path.is_file() and suffix_of(path.name) in SUFFIXES)
+            return [path.absolute() for path in found]
+        return [place.absolute()] if place.is_file() else []
+    return []
 
 
 def _code_file(text: str) -> Path | None:

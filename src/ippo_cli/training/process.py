@@ -51,7 +51,6 @@ from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
 from ippo_cli.training.console import Console
-from ippo_cli.training.data_record import compare_data
 from ippo_cli.training.experience import ExperienceSource
 from ippo_cli.training.failure import error_file, fail
 from ippo_cli.training.faults import arm, fault_point
@@ -250,7 +249,6 @@ def _build_trainer(
             partners.verify()
         distributed.on_main(lambda: _go_on(folder, run, state.progress))
         console.say(f"resumed from {checkpoint}")
-    console.warn(list(distributed.on_main(lambda: compare_data(folder, config.task)).values()))
     console.warn(run.note(unusual_start(config, plan, task) | unusual_material(config, material)))
     source = _experience_source(
         config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device

@@ -73,7 +73,7 @@ def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(cap
     _show_conversation(shown)
     said = capsys.readouterr().out
     assert "... 4 more turns" in said
-    assert max(map(len, said.splitlines())) <= 160
+    assert max(map(len, said.splitlines())) <= 100
 
 
 def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
@@ -129,7 +129,7 @@ def test_an_environment_that_fails_whatever_is_answered_is_refused(
     step: str, actions: str, said: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^task.environment=my_env.py:make fails .*{said}.*; mend it"):
+    with pytest.raises(ConfigError, match=f"^task.environment=my_env.py:make fails .*{said}.*; correct it there"):
         own_world(step, actions)
 
 

@@ -197,7 +197,7 @@ def _show_what_fits(
     config: Config, plan: Arithmetic, task: Task, material: Material, machine: Machine, ranks: int
 ) -> None:
     """One line for each way to spread the models, the one that was asked for marked."""
-    rows = [["per GPU", "certain", "at most", "in", "host memory", "micro_batch_tokens", "with checkpointing"]]
+    rows = [["per GPU", "certain", "at most", "in", "host memory", "tokens", "checkpointed"]]
     for option in what_fits(config, plan, task, material, machine, ranks):
         phase, most = option.greatest
         rows.append(
@@ -207,14 +207,12 @@ def _show_what_fits(
                 _size(most),
                 phase,
                 _size(option.host) if option.host else "-",
-                *(str(tokens) if tokens else "does not fit" for tokens in (option.plain, option.checkpointed)),
+                *(str(tokens) if tokens else "none" for tokens in (option.plain, option.checkpointed)),
             ]
         )
     for line in format_table(rows, numbers=True):
         print(line)
-    _say(
-        "", "* as asked for; micro_batch_tokens: the most that fit a GPU, without and with gradient_checkpointing=true"
-    )
+    _say("", "* as asked for; tokens: the most micro_batch_tokens that fit, also with gradient_checkpointing=true")
 
 
 def _show_disk(config: Config, material: Material, ranks: int) -> None:
