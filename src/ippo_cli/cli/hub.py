@@ -130,6 +130,9 @@ def _models(config: Config) -> Iterator[HubName]:
     for agent in config.task.agents.values():
         if agent.actor.model is not None:
             yield HubName("actor.model", agent.actor.model, agent.actor.revision, "config.json")
+        if agent.actor.tokenizer is not None:
+            file = "tokenizer_config.json"
+            yield HubName("actor.tokenizer", agent.actor.tokenizer, agent.actor.tokenizer_revision, file)
         critic = agent.critic
         if isinstance(critic, SeparateCriticConfig):
             if critic.model is not None:

@@ -15,7 +15,7 @@ CODE = (".function", "task.protocol", "task.environment")  # a file, and a name 
 PLACES = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?function|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)"
-    r"|(task\.agents\.\w+\.)?(actor\.model|critic\.(model|warm_start)))"
+    r"|(task\.agents\.\w+\.)?(actor\.(model|tokenizer)|critic\.(model|warm_start)))"
 )
 MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer)")  # or a text
 TEXTS = re.compile(
