@@ -96,8 +96,8 @@ def _read_start(critic: SeparateCriticConfig, source: str) -> tuple[Literal["cri
     names = stored.get("architectures") or ["no architecture"]
     if not any(CLASSIFIER in name for name in names):
         raise UnusableModel(
-            f"its config.json names {' '.join(names)}, which has no value head; use {REWARD_MODEL}, or critic.model= for "
-            "a backbone alone"
+            f"its config.json names {' '.join(names)}, which has no value head; use {REWARD_MODEL}, or critic.model= "
+            "for a backbone alone"
         )
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     if config.num_labels != 1:

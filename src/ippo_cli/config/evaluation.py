@@ -138,6 +138,7 @@ OF_BOTH = (
 # Of a Hugging Face model; a run has these, and another value would be another run's.
 OF_MODELS = (
     "seed",
+    "hub",
     "task.train",
     "task.train_split",
     "output_dir",

@@ -280,7 +280,8 @@ def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrain
         token, number = max(beyond.items(), key=lambda item: item[1])
         raise PreflightError(
             f"{setting}: its tokenizer writes {len(beyond)} tokens that the model cannot read, such as {token!r} = "
-            f"{number}, with {rows} rows in its embedding; load the model, call resize_token_embeddings({number + 1}) and save"
+            f"{number}, with {rows} rows in its embedding; load the model, call "
+            f"resize_token_embeddings({number + 1}) and save"
         )
 
 
