@@ -32,7 +32,7 @@ NOT_HYDRAS = {
 
 OPEN = (
     r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights)"
-    r"|(task\.agents\.\w+\.)?(actor|critic)\.(rank|alpha)_pattern)(\..+)?"
+    r"|(task\.agents\.\w+\.)?((actor|critic)\.(rank|alpha)_pattern|actor\.model_args))(\..+)?"
 )
 """Keys below which others may be typed."""
 
