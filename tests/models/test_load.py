@@ -32,7 +32,7 @@ from transformers import (
     T5Config,
 )
 
-from ippo_cli.agents.build import load_critic
+from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Dtype, SeparateCriticConfig

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.references import FrozenWeights, initial_policy, make_engine, reference_policy, shared_base
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
+from ippo_cli.config.model_args import plain_args
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
     AgentConfig,
@@ -33,16 +35,22 @@ from ippo_cli.config.schema import (
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import critics, holders, members, shares_critic
-from ippo_cli.models.actor import DTYPES, Policy, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
+from ippo_cli.models.actor import (
+    DTYPES,
+    Policy,
+    load_actor_lm,
+    load_actor_tokenizer,
+    refuse_unreadable_tokens,
+    tokenizer_setting,
+)
 from ippo_cli.models.critic import (
     ValueHead,
     ValueHeadConfig,
     ValueModel,
     hidden_width,
     value_head_from,
-    value_model,
 )
-from ippo_cli.models.load import backbone_of, cannot_load, checkpoint_activations, load_pretrained, what_is_missing
+from ippo_cli.models.load import backbone_of, checkpoint_activations
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
@@ -112,7 +120,7 @@ def _lay_out(config: Config, team: Team) -> None:
 def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent:
     """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
     actor = config.task.agents[name].actor
-    tokenizer = load_tokenizer(weights, actor.revision)
+    tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
     policy, engine = initial_policy(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
         from ippo_cli.models.adapters import AdapterPolicy
@@ -121,7 +129,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
         adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
-    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
+    refuse_unreadable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine)
 
 
@@ -130,9 +138,9 @@ def _build_agent(
 ) -> Agent:
     """The first of the agents that have these weights; the others differ from it in name."""
     agent = config.task.agents[names[0]]
-    tokenizer = load_tokenizer(weights, agent.actor.revision)
+    tokenizer = load_actor_tokenizer(agent.actor, weights, agent.actor.revision)
     policy = _policy(config, holder, agent, weights, saved, frozen)
-    refuse_unreadable_tokens(tokenizer, policy.lm, f"actor.model={weights}")
+    refuse_unreadable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
     # Before an engine spreads it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
     reference, reference_engine = None, None
@@ -179,7 +187,7 @@ def _policy(
         return policy
     source, revision = (weights, actor.revision) if saved is None else (str(saved / "actor"), None)
     spreads = config.deepspeed.stage == 3
-    lm = load_causal_lm(source, revision, actor.dtype, as_stored=spreads)
+    lm = load_actor_lm(actor, source, revision, as_stored=spreads)
     policy = Policy(lm, _value_head(agent, lm), in_step=spreads)
     if saved is not None and policy.value_head is not None:
         policy.value_head.load_state_dict(value_head_from(saved / "critic").state_dict())
@@ -260,7 +268,8 @@ def _critic(
     assert isinstance(critic, SeparateCriticConfig)
     if saved is not None:
         critic = replace(critic, warm_start=str(saved / "critic"))
-    model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3)
+    args = plain_args(actor) if critic.model is None else {}
+    model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3, args=args)
     _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return model
@@ -290,34 +299,6 @@ def _critic_learner(
 def _response_budget(config: Config, names: tuple[str, ...]) -> int:
     """Tokens of one row: a constant of the loss, so it is that of the agent who may write most."""
     return max(response_budgets(config)[name] for name in names)
-
-
-def load_critic(
-    critic: SeparateCriticConfig, weights: str, revision: str | None, *, as_stored: bool = False
-) -> ValueModel:
-    """A separate critic's initial weights: an earlier critic's, a model's of its own, or the actor's.
-
-    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`.
-    """
-    source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
-    try:
-        if critic.warm_start is not None:
-            model: ValueModel = load_pretrained(
-                ValueModel, critic.warm_start, dtype=DTYPES[critic.dtype], as_stored=as_stored
-            )
-            if model.config.value_head_hidden_dim != critic.value_head_hidden_dim:
-                raise ValueError(f"its value_head_hidden_dim is {model.config.value_head_hidden_dim}")
-            return model
-        backbone = load_pretrained(AutoModel, source, revision=of, dtype=DTYPES[critic.dtype], as_stored=as_stored)
-    except Exception as error:
-        if critic.warm_start is not None:
-            source, given = critic.warm_start, f"critic.warm_start={critic.warm_start}"
-        elif critic.model is None:
-            given = f"critic.model=null (the actor's, {source})"
-        else:
-            given = f"critic.model={source}"
-        raise cannot_load(given, "critic", error, what_is_missing(Path(source))) from error
-    return value_model(backbone, critic.value_head_hidden_dim)
 
 
 def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:

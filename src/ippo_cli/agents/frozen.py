@@ -10,8 +10,9 @@ import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.adapters import has_merged_adapter
+from ippo_cli.config.model_args import quantization
 from ippo_cli.config.schema import ActorConfig, Dtype, LoraActorConfig
-from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
+from ippo_cli.models.actor import Policy, load_actor_lm, load_actor_tokenizer, load_tokenizer
 
 Record = dict[str, Any]
 """What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files. Of an adapter all
@@ -23,19 +24,21 @@ def frozen_agent(
 ) -> FrozenAgent:
     """Load a model, or an adapter and its base; `bases` keeps those by their model: of whoever began with it."""
     model, commit = record["model"], record["commit"]
-    tokenizer = load_tokenizer(model, commit)
+    saved = record.get("tokenizer")  # a checkpoint's own, which outlives the one that training read
+    tokenizer = load_tokenizer(saved, None) if saved else load_actor_tokenizer(actor, model, commit)
     if "adapter" not in record:
         # Rounding a merged model loses most of what a short training changed.
         dtype = Dtype.fp32 if has_merged_adapter(model) else actor.dtype
-        policy = Policy(load_causal_lm(model, commit, dtype)).to(device).eval()
+        policy = Policy(load_actor_lm(actor, model, commit, dtype=dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase, load_adapter
 
     assert isinstance(actor, LoraActorConfig)
-    key = "base", model, commit, actor.dtype
+    key = "base", model, commit, actor.dtype, str(actor.model_args)
     if key not in bases:
-        bases[key] = FrozenBase(load_causal_lm(model, commit, actor.dtype).to(device), model)  # pyright: ignore
+        lm = load_actor_lm(actor, model, commit, is_base=True)
+        bases[key] = FrozenBase(lm if quantization(actor) else lm.to(device), model)  # pyright: ignore
     if record["adapter"] is None:
         adapter = bases[key].add(actor, "actor", seed=0)
     else:

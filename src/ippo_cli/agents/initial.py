@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -31,7 +32,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import base_of, bases, members
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import load_tokenizer
+from ippo_cli.models.actor import load_actor_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor, tokenizer_of
 from ippo_cli.tasks.task import Task, task_environments
 from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, taught_answer
@@ -100,10 +101,12 @@ def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
     """
     commits = distributed.on_main(lambda: _pin(config, weights, run_folder))
     base = {name: base for base, names in bases(config).items() for name in names}
-    agents = {
-        name: replace(agent, actor=replace(agent.actor, revision=commits[base[name]] or agent.actor.revision))
-        for name, agent in config.task.agents.items()
-    }
+    agents = {}
+    for name, agent in config.task.agents.items():
+        actor, record = agent.actor, base[name]
+        revision = commits[record] or actor.revision
+        of_tokenizer = commits.get(_tokenizer_record(record)) or actor.tokenizer_revision
+        agents[name] = replace(agent, actor=replace(actor, revision=revision, tokenizer_revision=of_tokenizer))
     return replace(config, task=replace(config.task, agents=agents))
 
 
@@ -112,18 +115,19 @@ def record_file(run_folder: Path, holder: str) -> Path:
     return run_folder / "initial" / f"{holder}.json"
 
 
-def description(model: Path | str, revision: str | None) -> dict[str, Any]:
-    """What a model is: the commit of a hub id, or the sha256 of a folder's files."""
+def description(model: Path | str, revision: str | None, key: str = "model") -> dict[str, Any]:
+    """What a model or tokenizer is: the commit of a hub id, or the sha256 of a folder's files. `key` names it."""
     if Path(model).is_dir():
         files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES)
         with ThreadPoolExecutor() as threads:  # large models come in many files
             digests = dict(zip((file.name for file in files), threads.map(_sha256, files), strict=True))
         return {"model": str(model), "commit": None, "sha256": digests}
     try:
-        commit = extract_commit_hash(cached_file(str(model), CONFIG_NAME, revision=revision), None)
+        name = CONFIG_NAME if key == "model" else TOKENIZER_CONFIG_FILE
+        commit = extract_commit_hash(cached_file(str(model), name, revision=revision), None)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise PreflightError(f"actor.model={model}: no model could be found ({reason})") from error
+        raise PreflightError(f"actor.{key}={model}: no {key} could be found ({reason})") from error
     return {"model": str(model), "commit": commit, "sha256": {}}
 
 
@@ -145,7 +149,7 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
     for holder, names in members(config).items():
         agent = config.task.agents[names[0]]
         if not agent.frozen and (folder := _reference_of(agent.actor)) is not None and not folder[1]:
-            tokenizer = load_tokenizer(str(weights[holder]), agent.actor.revision)
+            tokenizer = load_actor_tokenizer(agent.actor, str(weights[holder]), agent.actor.revision)
             remedy = "use a model of the actor's family"
             _refuse_other_vocabulary(
                 f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy
@@ -157,7 +161,7 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
         source = getattr(critic, key)
         if source is None or source == str(weights[holder]):
             continue
-        tokenizer = load_tokenizer(str(weights[holder]), agent.actor.revision)
+        tokenizer = load_actor_tokenizer(agent.actor, str(weights[holder]), agent.actor.revision)
         _refuse_other_vocabulary(
             f"critic.{key}={source}", source, critic.revision if key == "model" else None, tokenizer
         )
@@ -215,6 +219,10 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
         actor = config.task.agents[names[0]].actor
         record = _recorded(record_file(run_folder, base), by_base[base], actor.revision, known)
         commits[base] = record["commit"]
+        if actor.tokenizer is not None:
+            file = record_file(run_folder, _tokenizer_record(base))
+            record = _recorded(file, actor.tokenizer, actor.tokenizer_revision, known, "tokenizer")
+            commits[_tokenizer_record(base)] = record["commit"]
         if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
             places = [Path(actor.adapter), Path(actor.adapter) / BESIDE_MERGED]
             for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):
@@ -224,6 +232,11 @@ def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | 
         if not config.task.agents[names[0]].frozen and (folder := _reference_of(actor)) is not None:
             _recorded(record_file(run_folder, f"{holder}.reference"), folder[0], None, known)
     return commits
+
+
+def _tokenizer_record(base: str) -> str:
+    """The name of what the agents of a base read with, where that is not its model's."""
+    return f"{base}.tokenizer"
 
 
 def _reference_of(actor: ActorConfig) -> tuple[Path, bool] | None:
@@ -238,20 +251,24 @@ def _reference_of(actor: ActorConfig) -> tuple[Path, bool] | None:
 
 
 def _recorded(
-    file: Path, model: Path | str, revision: str | None, known: dict[tuple[str, str | None], dict[str, Any]]
+    file: Path,
+    model: Path | str,
+    revision: str | None,
+    known: dict[tuple[str, str | None], dict[str, Any]],
+    key: str = "model",
 ) -> dict[str, Any]:
     """What a run began with: written down, or verified where it is; `known` keeps what was read."""
-    key = (str(model), revision)
+    place = (str(model), revision)
     if file.exists():
-        known[key] = known.get(key) or verified(model, read_record(file))
-        return known[key]
-    known[key] = known.get(key) or description(model, revision)
+        known[place] = known.get(place) or verified(model, read_record(file))
+        return known[place]
+    known[place] = known.get(place) or description(model, revision, key)
     with storing(str(file)):
         file.parent.mkdir(exist_ok=True)
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(known[key], indent=1) + "\n")
+        partial.write_text(json.dumps(known[place], indent=1) + "\n")
         partial.rename(file)
-    return known[key]
+    return known[place]
 
 
 def read_record(file: Path) -> dict[str, Any]:

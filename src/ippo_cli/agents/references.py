@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ippo_cli.config.adapters import has_merged_adapter, read_adapter, reference_folder
+from ippo_cli.config.model_args import plain_args, quantization
 from ippo_cli.config.schema import (
     ActorConfig,
     Config,
@@ -29,7 +30,7 @@ from ippo_cli.engine.zero_config import (
     prefetch_elements,
     zero_config,
 )
-from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.actor import Policy, load_actor_lm
 from ippo_cli.models.load import backbone_of
 from ippo_cli.models.packing import enable_packing
 
@@ -53,13 +54,14 @@ def shared_base(config: Config, holder: str, actor: LoraActorConfig, weights: st
 
     name = base_of(config)[holder]
     if name not in frozen.bases:
-        lm = load_causal_lm(weights, actor.revision, actor.dtype)
+        lm = load_actor_lm(actor, weights, actor.revision, is_base=True)
         packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
         base = FrozenBase(lm, weights)
         base.packs = packs
         if actor.gradient_checkpointing:
             base.checkpoint_gradients()
-        lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
+        if not quantization(actor):  # a quantised model was loaded onto its device, and cannot be moved
+            lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
         frozen.bases[name] = base
     return frozen.bases[name]
 
@@ -121,10 +123,11 @@ def _frozen_model(
     spread them over.
     """
     dtype = dtype or actor.dtype
-    key = f"{source}@{revision}:{dtype.value}:{owner}"
+    key = f"{source}@{revision}:{dtype.value}:{plain_args(actor)}:{owner}"
     if key not in frozen.references:
         spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
-        policy = Policy(load_causal_lm(source, revision, dtype, as_stored=spreads), in_step=spreads)
+        lm = load_actor_lm(actor, source, revision, dtype=dtype, as_stored=spreads)
+        policy = Policy(lm, in_step=spreads)
         policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(policy.lm))
         policy.requires_grad_(False).eval()
         if spreads:
@@ -183,11 +186,11 @@ def _adapter_on_its_base(config: Config, folder: Path, actor: ActorConfig, froze
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase, load_adapter
 
-    key = f"{folder}:{actor.dtype.value}"
+    key = f"{folder}:{actor.dtype.value}:{plain_args(actor)}"
     if key not in frozen.references:
         source = read_adapter(folder, "actor.reference").base
         assert source is not None  # checked before a model loads
-        lm = load_causal_lm(source, None, actor.dtype)
+        lm = load_actor_lm(actor, source, None)
         packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
         base = FrozenBase(lm.to(frozen.device), source)  # pyright: ignore[reportArgumentType]
         base.packs = packs

@@ -158,6 +158,7 @@ def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data
     from ippo_cli.config.evaluation import check_effect
     from ippo_cli.config.files import check_own_files
     from ippo_cli.config.load import compose_node, resolve, typed
+    from ippo_cli.config.model_hub import download_models
 
     combined = with_one_search_path(overrides)
     check_own_files(combined)
@@ -166,7 +167,7 @@ def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data
     config = typed(resolve(node))
     check(config, 1, training=False)
     settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
-    return config
+    return download_models(config, agents=of_model)
 
 
 def _refuse_made_locally(config: Config) -> None:

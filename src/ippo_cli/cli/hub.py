@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.model_hub import check_hub, model_names
 from ippo_cli.config.own_code import names_code
-from ippo_cli.config.rewards import rewards_of
-from ippo_cli.config.schema import Config, JsonlConfig, ModelRewardConfig, SeparateCriticConfig
+from ippo_cli.config.schema import Config, Hub, JsonlConfig
 
 ENDPOINT = "https://huggingface.co"
 PROBE_S = 5.0  # how long the hub may take to answer
@@ -41,7 +41,13 @@ def settle_hub(config: Config, *, models: bool = True, training: bool = True, da
     cache and answer at once. To be called before any of them is imported. Without `models` the data and reward models
     alone count, and of the data without `training` the held-out ones; without `data` none.
     """
-    _settle([*(_models(config) if models else ()), *(_data(config, training=training) if data else ())])
+    check_hub(config)
+    named = [*_models(config)] if models else []
+    if config.hub is Hub.modelscope:
+        for setting, name, _, _ in named:
+            _check_path(setting, name)
+        named = []
+    _settle([*named, *(_data(config, training=training) if data else ())])
 
 
 def settle_names(models: Iterable[tuple[str, str]]) -> None:
@@ -52,8 +58,7 @@ def settle_names(models: Iterable[tuple[str, str]]) -> None:
 def _settle(named: Iterable[HubName]) -> None:
     wanted = [name for name in dict.fromkeys(named) if not Path(name.name).exists()]
     for setting, name, _, _ in wanted:
-        if looks_like_path(name):
-            raise PreflightError(f"{setting}={name}: there is no such file or folder")
+        _check_path(setting, name)
     if not wanted:
         return
     if is_offline():
@@ -74,6 +79,12 @@ def _settle(named: Iterable[HubName]) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _check_path(setting: str, name: str) -> None:
+    """Raise `PreflightError` for a path that is not there."""
+    if not Path(name).exists() and looks_like_path(name):
+        raise PreflightError(f"{setting}={name}: there is no such file or folder")
 
 
 def looks_like_path(name: str) -> bool:
@@ -127,19 +138,10 @@ def _cached(name: str, revision: str | None, file: str) -> bool:
 
 
 def _models(config: Config) -> Iterator[HubName]:
-    for agent in config.task.agents.values():
-        if agent.actor.model is not None:
-            yield HubName("actor.model", agent.actor.model, agent.actor.revision, "config.json")
-        critic = agent.critic
-        if isinstance(critic, SeparateCriticConfig):
-            if critic.model is not None:
-                yield HubName("critic.model", critic.model, critic.revision, "config.json")
-            if critic.warm_start is not None:
-                yield HubName("critic.warm_start", critic.warm_start, None, "config.json")
-
-    for where, own in rewards_of(config):
-        if isinstance(own.reward, ModelRewardConfig) and own.reward.model is not None:
-            yield HubName(f"{where}.model", own.reward.model, own.reward.revision, "config.json")
+    for setting, holder, key, revision in model_names(config):
+        if (name := getattr(holder, key)) is not None:
+            file = "tokenizer_config.json" if key == "tokenizer" else "config.json"
+            yield HubName(setting, name, revision and getattr(holder, revision), file)
 
 
 def _data(config: Config, *, training: bool) -> Iterator[HubName]:

@@ -27,12 +27,13 @@ def main() -> NoReturn:
 
     def train() -> None:
         from ippo_cli.config.load import from_yaml
+        from ippo_cli.config.model_hub import download_models
         from ippo_cli.training.folder import config_file
         from ippo_cli.training.process import run_training
 
         resumed = "--resumed" in sys.argv[2:]
         config = from_yaml(config_file(folder, resumed=resumed), with_secrets=True)
-        run_training(config, folder, resumed=resumed)
+        run_training(download_models(config), folder, resumed=resumed)
 
     leave(guarded(train, []))
 

@@ -103,6 +103,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.config.checks import check
     from ippo_cli.config.hardware import world_size
     from ippo_cli.config.load import leaves, resolve, to_yaml, typed, typed_sweep
+    from ippo_cli.config.model_hub import download_models
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.sweeps import refuse_alone
@@ -135,6 +136,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     arm(config.debug_faults, ranks_from(os.environ).rank)
     fault_point("compose")
     settle_hub(config)
+    config = download_models(config)
     if (unused := unused_world_size(os.environ, world_size(config, outside))) is not None:
         warn(unused)
     if config.mode is Mode.plan or folder is None:

@@ -53,6 +53,12 @@ def adapter_folder(folder: Path, setting: str) -> Path:
     for place in (folder, folder / BESIDE_MERGED, folder / "actor", folder / "actor" / BESIDE_MERGED):
         if all((place / name).is_file() for name in ADAPTER_FILES):
             return place
+    if setting == "critic.warm_start" and (folder / "config.json").is_file():
+        raise PreflightError(
+            f"{setting}={folder}: it holds a whole model, and critic=adapter trains an adapter on its actor's base; "
+            "use critic=separate, which starts from a critic or a reward model, or give an agent's critic/ folder of a "
+            "run with critic=adapter"
+        )
     raise PreflightError(
         f"{setting}={folder}: no adapter is there; give a folder with {' and '.join(ADAPTER_FILES)}, such as an "
         "agent's actor/ folder in a checkpoint"

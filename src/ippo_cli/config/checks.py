@@ -18,6 +18,7 @@ from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_e
 from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
+from ippo_cli.config.model_args import check_model_args
 from ippo_cli.config.own_code import name_missing
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
@@ -66,6 +67,7 @@ def check(config: Config, world_size: int, *, training: bool = True) -> None:
         partial(_check_rollout, config),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
+        partial(check_model_args, config),
         partial(check_rewards, config),
         partial(check_credit, config),
         *([partial(check_references, config)] if training else []),
@@ -253,6 +255,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                 f"cannot be set for actor={actor.kind.value}, which is made locally",
                 "use actor=lora" if isinstance(actor, LoraActorConfig) else "use actor=full",
             )
+        if actor.tokenizer is not None:
+            raise ConfigError(
+                f"actor.tokenizer={actor.tokenizer}",
+                f"cannot be set for actor={actor.kind.value}, whose tokenizer is made with it",
+                "use actor.alphabet, or actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
+            )
         if actor.hidden_size % 2:
             raise ConfigError(
                 f"actor.hidden_size={actor.hidden_size}",
@@ -278,6 +286,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                 "leaves actor=tiny no reference answers to build its vocabulary from",
                 "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
             )
+    elif actor.tokenizer is None and actor.tokenizer_revision is not None:
+        raise ConfigError(
+            f"actor.tokenizer_revision={actor.tokenizer_revision}",
+            "has no effect without actor.tokenizer",
+            "set actor.tokenizer, or use actor.revision for a model and its tokenizer",
+        )
     elif actor.model is None:
         raise ConfigError(
             f"{'' if config.actor.kind is actor.kind else f'{where}.'}actor.model=null",

@@ -138,13 +138,20 @@ OF_BOTH = (
 # Of a Hugging Face model; a run has these, and another value would be another run's.
 OF_MODELS = (
     "seed",
+    "hub",
     "task.train",
     "task.train_split",
     "output_dir",
     "actor.revision",
+    "actor.tokenizer",
+    "actor.tokenizer_revision",
+    "actor.model_args",
     "task.agents.*.actor.kind",
     "task.agents.*.actor.model",
     "task.agents.*.actor.revision",
+    "task.agents.*.actor.tokenizer",
+    "task.agents.*.actor.tokenizer_revision",
+    "task.agents.*.actor.model_args",
 )
 # Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
 OF_COMPUTING = (
@@ -218,7 +225,7 @@ def _shown(value: Any) -> str:
 def _general(key: str) -> str:
     """A key with `*` for an agent's name, without what is of the user's choice."""
     return re.sub(
-        r"^(task\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
+        r"^((?:task|(?:task\.agents\.\*\.)?actor)\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
         r"\1",
         re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key),
     )

@@ -16,7 +16,7 @@ CODE = (".function", "task.protocol", "task.environment", "tracker.callback")  #
 PLACES = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)|tracker\.callback"
-    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference)|critic\.(model|warm_start)))"
+    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer)|critic\.(model|warm_start)))"
 )
 MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or a text
 TEXTS = re.compile(

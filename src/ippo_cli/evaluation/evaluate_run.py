@@ -243,7 +243,9 @@ def load_policies(
     for name, agent in config.task.agents.items():
         record = subject.models[name]
         adapter = record.get("adapter") or {}
-        key = (record["model"], record["commit"], agent.actor.dtype.value, adapter.get("model"), "adapter" in record)
+        actor = agent.actor
+        key = (record["model"], record["commit"], actor.dtype.value, adapter.get("model"), "adapter" in record)
+        key += (record.get("tokenizer", actor.tokenizer), actor.tokenizer_revision, str(actor.model_args))
         if key not in loaded:
             loaded[key] = frozen_agent(name, record, agent.actor, device, loaded)
         policies[name] = replace(loaded[key], name=name)
@@ -360,6 +362,7 @@ def find_weights(
         models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
         if name in adapters:
             models[name] = _as_trained(folder, adapters[name][0], models[name])
+        models[name]["tokenizer"] = str(found / holder / "actor")
     told = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
     return Subject(name=found.name, models=models, told=told)
 

@@ -149,8 +149,9 @@ def _write(
 ) -> None:
     """What is loaded, as libraries read it. Files of a checkpoint that are a model already are copied as they are."""
     source, merged = Path(record["model"]), wanted.merged
-    whole = "adapter" not in record
-    if whole and merged and source.is_dir():
+    whole, actor = "adapter" not in record, config.task.agents[name].actor
+    trained = "tokenizer" in record  # the files of a checkpoint hold what these keys changed
+    if whole and merged and source.is_dir() and (trained or not (actor.tokenizer or actor.model_args)):
         target.mkdir()
         for file in sorted(record["sha256"]):
             if "/" not in file:

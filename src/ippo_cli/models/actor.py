@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Dtype
+from ippo_cli.config.model_args import plain_args, quantization
+from ippo_cli.config.schema import ActorConfig, Dtype
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
 from ippo_cli.models.critic import ValueHead, at_states, split_values
@@ -190,18 +197,35 @@ def _before_own(hidden: Tensor, sequences: Sequences) -> Tensor:
     return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
 
 
-def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id, with a padding token and left padding."""
+def tokenizer_source(actor: ActorConfig, model: str, revision: str | None) -> tuple[str, str | None]:
+    """Folder or hub id, and revision, of what an actor that starts from `model` reads and writes with."""
+    return (model, revision) if actor.tokenizer is None else (actor.tokenizer, actor.tokenizer_revision)
+
+
+def load_actor_tokenizer(actor: ActorConfig, model: str, revision: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of an actor that starts from `model`: `actor.tokenizer`, or the model's."""
+    return load_tokenizer(
+        *tokenizer_source(actor, model, revision), "model" if actor.tokenizer is None else "tokenizer"
+    )
+
+
+def tokenizer_setting(actor: ActorConfig, model: str) -> str:
+    """How an error names what gave an actor its tokenizer."""
+    return f"actor.model={model}" if actor.tokenizer is None else f"actor.tokenizer={actor.tokenizer}"
+
+
+def load_tokenizer(model: str, revision: str | None, key: str = "model") -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id, with a padding token and left padding. `key` of the actor names it."""
     try:
         # Never asks whether a repository's own code may run: a job has nobody to answer.
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load(setting_of(model), "tokenizer", error, no_tokenizer(model)) from error
+        raise cannot_load(setting_of(model, key), "tokenizer", error, no_tokenizer(model)) from error
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
-        raise cannot_load(setting_of(model), "tokenizer", FileNotFoundError("its files have no vocabulary"), None)
+        raise cannot_load(setting_of(model, key), "tokenizer", FileNotFoundError("its files have no vocabulary"), None)
     if tokenizer.eos_token_id is None:
         raise PreflightError(
-            f"actor.model={model}: its tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
+            f"actor.{key}={model}: its tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths: sharing the id is harmless
@@ -209,13 +233,33 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(model: str, revision: str | None, dtype: Dtype, *, as_stored: bool = False) -> PreTrainedModel:
+def load_actor_lm(
+    actor: ActorConfig,
+    model: str,
+    revision: str | None,
+    *,
+    dtype: Dtype | None = None,
+    as_stored: bool = False,
+    is_base: bool = False,
+) -> PreTrainedModel:
+    """A language model as `actor.dtype` and `actor.model_args` say; the base of an adapter may be quantised."""
+    options = plain_args(actor)
+    if is_base and (settings := quantization(actor)):
+        settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": DTYPES[actor.dtype]} | settings
+        options["quantization_config"] = BitsAndBytesConfig(**settings)
+    return load_causal_lm(model, revision, dtype or actor.dtype, as_stored=as_stored, **options)
+
+
+def load_causal_lm(
+    model: str, revision: str | None, dtype: Dtype, *, as_stored: bool = False, **options: Any
+) -> PreTrainedModel:
     """A causal language model from safetensors, dropout off, checked to be readable through its parts.
 
-    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`.
+    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`, which the `options` are for as well.
     """
+    kind = AutoModelForCausalLM
     try:
-        lm = load_pretrained(AutoModelForCausalLM, model, revision=revision, dtype=DTYPES[dtype], as_stored=as_stored)
+        lm = load_pretrained(kind, model, revision=revision, dtype=DTYPES[dtype], as_stored=as_stored, **options)
         check_head(lm)
     except Exception as error:
         raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
@@ -236,7 +280,8 @@ def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrain
         token, number = max(beyond.items(), key=lambda item: item[1])
         raise PreflightError(
             f"{setting}: its tokenizer writes {len(beyond)} tokens that the model cannot read, such as {token!r} = "
-            f"{number}, with {rows} rows in its embedding; load it, call resize_token_embeddings({number + 1}) and save"
+            f"{number}, with {rows} rows in its embedding; load the model, call "
+            f"resize_token_embeddings({number + 1}) and save"
         )
 
 
@@ -259,6 +304,6 @@ def check_head(lm: PreTrainedModel) -> None:
         )
 
 
-def setting_of(model: str) -> str:
+def setting_of(model: str, key: str = "model") -> str:
     """How an error names the model of an actor: as it was typed, and that it is no folder where it is none."""
-    return f"actor.model={model}" + ("" if Path(model).exists() else ", no folder here and looked up on the hub")
+    return f"actor.{key}={model}" + ("" if Path(model).exists() else ", no folder here and looked up on the hub")

@@ -60,7 +60,8 @@ class FrozenBase:
         self.packs = False  # whether it is given packed rows, see `enable_packing`
         self.widths = linear_maps(lm)
         self.others = other_modules(lm)
-        self.fingerprint = _fingerprint(lm)
+        self.quantized = bool(getattr(lm, "is_quantized", False))
+        self.fingerprint = None if self.quantized else _fingerprint(lm)  # quantised weights are those of no file
         self.parts = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
         self._reading: str | None = None  # the adapter of all rows
@@ -146,7 +147,13 @@ class FrozenBase:
         """The base's weights with an adapter's `weights` (by the names that it registers) added to them.
 
         In float32 nothing is lost whatever the base's type. In bf16 a change of less than half a rounding step is.
+        Raises `PreflightError` for a quantised base, which has no weights to add to.
         """
+        if self.quantized:
+            raise PreflightError(
+                "actor.model_args: an adapter cannot be merged into a quantised base; keep it as an adapter "
+                "(ippo-export merged=false), or merge it with peft into the base as it is stored"
+            )
         state: dict[str, Tensor] = {}
         for name, tensor in self.lm.state_dict().items():
             if ".lora_" not in name:
@@ -313,8 +320,9 @@ class Adapter(nn.Module):
         """`weights` by registered names, in peft's format."""
         folder.mkdir(parents=True, exist_ok=True)
         _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
+        made_for = self.base.fingerprint
         named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
-        _write(folder / ADAPTER_FILES[1], named, {"format": "pt", "base": self.base.fingerprint})
+        _write(folder / ADAPTER_FILES[1], named, {"format": "pt"} | ({} if made_for is None else {"base": made_for}))
 
     def _target_names(self) -> list[str]:
         """As short as they can be to be read as these maps and no other module."""
@@ -352,7 +360,7 @@ class Adapter(nn.Module):
                 made_for = (file.metadata() or {}).get("base")
         except Exception as error:
             raise PreflightError(f"{where}: {ADAPTER_FILES[1]} cannot be read ({error})") from error
-        if made_for is not None and made_for != self.base.fingerprint:
+        if None not in (made_for, self.base.fingerprint) and made_for != self.base.fingerprint:
             self._check_shapes(stored, where)  # says more, where shapes differ
             raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
         return stored

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ippo_cli.config.adapters import rank_of, starting_settings
+from ippo_cli.config.model_args import check_config_values
 from ippo_cli.config.schema import LoraConfig
 from ippo_cli.models.actor import setting_of
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
@@ -33,6 +34,7 @@ class ModelShape:
     vocabulary: int
     window: int | None = None  # tokens that some layer looks back, at the least; None where all look back at everything
     longrope_from: int | None = None  # tokens of a row from which on its whole forward rotates by other frequencies
+    quantized_bytes: float | None = None  # of all weights, where those of linear maps are quantised
     adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
 
     @property
@@ -49,18 +51,40 @@ class ModelShape:
         return sum(size for size in self.sizes if size <= threshold)
 
 
-def load_config(model: str, revision: str | None) -> PreTrainedConfig:
-    """The configuration of a folder or hub id."""
+def load_config(model: str, revision: str | None, values: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """The configuration of a folder or hub id, with `values` of its keys. Raises `ConfigError` for other keys."""
+    options = {"revision": revision, "trust_remote_code": False, "return_unused_kwargs": True}
     try:
-        return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+        config, unused = AutoConfig.from_pretrained(model, **options, **(values or {}))
     except Exception as error:
         raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
+    unknown = {key: value for key, value in unused.items() if key in (values or {})}
+    check_config_values(values or {}, unknown, model, type(config).__name__)
+    return config
+
+
+def quantized_shape(shape: ModelShape, lm: PreTrainedModel, bits: int, width: int) -> ModelShape:
+    """The shape of a base whose linear maps are quantised; its embedding, norms and head keep `width` bytes a weight.
+
+    4 bits come with a scale in float32 for every 64 weights, 8 bits with one for every row, which is left out here.
+    """
+    head = lm.get_output_embeddings()
+    linear = [part for part in lm.modules() if isinstance(part, nn.Linear) and part is not head]
+    elements = sum(part.in_features * part.out_features for part in linear)
+    scales = 4 / 64 if bits == 4 else 0.0
+    return replace(shape, quantized_bytes=width * (shape.parameters - elements) + (bits / 8 + scales) * elements)
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A causal language model without memory for any of its weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def empty_backbone(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model without a head, and without memory for any of its weights."""
+    with torch.device("meta"):
+        return AutoModel.from_config(config)
 
 
 def actor_shape(lm: PreTrainedModel) -> ModelShape:

@@ -24,7 +24,7 @@ from ippo_cli.config.errors import ResumeError, storing
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders, learning_members
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.actor import Policy, load_actor_lm
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.training.checkpoint_files import Listing, listing, sha256_of, sync_folder, sync_folders
 from ippo_cli.training.elo import Games, results, snapshot_name
@@ -209,7 +209,7 @@ class Partners:
 
     def _policy(self, iteration: int, holder: str) -> Policy:
         actor = self._config.task.agents[self._policies[holder][0]].actor
-        lm = load_causal_lm(str(self._place(iteration) / holder / "actor"), None, actor.dtype)
+        lm = load_actor_lm(actor, str(self._place(iteration) / holder / "actor"), None)
         return Policy(lm).to(self._device).requires_grad_(False).eval()
 
     def _place(self, iteration: int) -> Path:

@@ -28,6 +28,7 @@ from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
+from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import holders
 from ippo_cli.config.time_limit import limit_of
@@ -399,6 +400,7 @@ def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
     collect_as_usual()
     kind = device_kind(config.launch.device)
+    check_quantization_device(config, kind, here=True)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
     device = distributed.device_of(kind, ranks)
     if kind == "cpu":

@@ -99,6 +99,7 @@ from ippo_cli.config.schema.run import (
     CheckpointWeights,
     Config,
     EvaluationConfig,
+    Hub,
     Mode,
     RunConfig,
 )

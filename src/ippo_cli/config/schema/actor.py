@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, PositiveLearningRate
 from ippo_cli.config.schema.lora import LoraConfig
@@ -34,6 +35,9 @@ class ActorConfig(OptimizerConfig):
     kind: ActorKind  # tiny (made locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
     model: Name | None  # folder or hub id of a causal language model in safetensors format
     revision: str | None  # commit, branch or tag of a hub model
+    tokenizer: Name | None  # folder or hub id of another tokenizer for the model; null = the model's own
+    tokenizer_revision: str | None  # commit, branch or tag of a tokenizer on a hub
+    model_args: dict[str, Any]  # for from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, config values
     dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
     gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
     reference: Name  # KL terms compare with: initial (the actor as it begins) | base (below its adapter) | a folder

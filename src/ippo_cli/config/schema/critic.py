@@ -47,7 +47,7 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 class OwnCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A critic with an optimizer and steps of its own."""
 
-    warm_start: Name | None  # a `critic/` folder of an earlier run to start from, its value head included
+    warm_start: Name | None  # a run's `critic/` folder or a reward model (one label) to start from, with its head
     mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
     ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
 

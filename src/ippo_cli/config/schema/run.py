@@ -20,6 +20,11 @@ from ippo_cli.config.schema.team import TeamConfig
 from ippo_cli.config.schema.tracker import TrackerConfig
 
 
+class Hub(str, Enum):
+    huggingface = "huggingface"
+    modelscope = "modelscope"
+
+
 class Mode(str, Enum):
     train = "train"
     plan = "plan"
@@ -34,6 +39,7 @@ class RunConfig:
     num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
     stop_after: PositiveInt | None  # iterations after which the run is saved and ends early; null = after its last
+    hub: Hub  # huggingface | modelscope: where names of models that are no folders here are downloaded from
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
     resume: str  # never | auto | must | the folder of a run

@@ -88,7 +88,9 @@ class Frozen:
 
     @property
     def weights(self) -> float:
-        return float(self.width * self.shape.parameters) if self.spread is None else self.spread.weights
+        if self.spread is not None:
+            return self.spread.weights
+        return self.shape.quantized_bytes or float(self.width * self.shape.parameters)
 
     @property
     def gathered(self) -> float:

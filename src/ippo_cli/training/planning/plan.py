@@ -11,6 +11,7 @@ from ippo_cli.config.arithmetic import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
+from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, WorldConfig
 from ippo_cli.config.teams import critics, members
 from ippo_cli.config.text import PAGE_WIDTH, format_table, listed, shortened
@@ -58,6 +59,7 @@ def show_plan(config: Config) -> None:
     machine = planned_machine(config.plan)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
+    check_quantization_device(config, machine.device, here=config.plan.devices is None)
     task = load_task(config.task, config.seed)
     reward = build_reward(config.reward, config.task.agents)
     try:

@@ -12,12 +12,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.critic_start import start_config
 from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
 from ippo_cli.config.adapters import read_adapter, reference_folder
 from ippo_cli.config.arithmetic import Arithmetic
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.model_args import config_values, quantized_bits
 from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
+    ActorConfig,
     AdapterCriticConfig,
     AgentConfig,
     CentralizedCriticConfig,
@@ -34,13 +37,15 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import bases, critics, holders
 from ippo_cli.engine.host_memory import host_memory
-from ippo_cli.models.actor import load_tokenizer
+from ippo_cli.models.actor import load_actor_tokenizer, refuse_unreadable_tokens, tokenizer_setting
 from ippo_cli.models.shape import (
     ModelShape,
     actor_shape,
     critic_shape,
+    empty_backbone,
     empty_model,
     load_config,
+    quantized_shape,
     with_adapter,
     with_value_head,
 )
@@ -62,6 +67,7 @@ from ippo_cli.training.planning.memory import (
     checkpoint_bytes,
     run_memory,
     snapshot_bytes,
+    width_of,
 )
 from ippo_cli.training.planning.reward_models import frozen_reward_models
 from ippo_cli.types import Example
@@ -159,7 +165,7 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
     made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
-    known: dict[tuple[str, str | None], Any] = {}  # empty models by source: agents often start from the same
+    known: dict[tuple[str, str | None, str], Any] = {}  # empty models: agents often start from the same
     references: dict[str, ModelShape | None] = {}
     starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
     holder_of = holders(config)
@@ -171,10 +177,11 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             lessons = warm_start_lessons(names, config, task)
             refuse_nothing_to_read(names[0], actor, lessons)
             tokenizer = tokenizer_of(actor.alphabet, alphabet_lessons(names, lessons, config, task))
-            known[source, revision] = empty_model(tiny_config(actor, len(tokenizer)))
+            known[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
         else:
-            tokenizer = load_tokenizer(source, revision)
-        lm = _empty(known, source, revision)
+            tokenizer = load_actor_tokenizer(actor, source, revision)
+        lm = _empty(known, source, revision, actor)
+        refuse_unreadable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
         for name in names:
             agent = config.task.agents[name]
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
@@ -374,14 +381,21 @@ def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> b
     return machine.lacks(memory.certain, memory.host) is None
 
 
-def _empty(known: dict[tuple[str, str | None], Any], source: str, revision: str | None) -> Any:
-    if (source, revision) not in known:
-        known[source, revision] = empty_model(load_config(source, revision))
-    return known[source, revision]
+def _empty(
+    known: dict[tuple[str, str | None, str], Any], source: str, revision: str | None, actor: ActorConfig | None = None
+) -> Any:
+    """The model without weights; with the values that `actor.model_args` puts into the configuration of an actor."""
+    values = {} if actor is None else config_values(actor)
+    key = source, revision, str(values)
+    if key not in known:
+        known[key] = empty_model(load_config(source, revision, values))
+    return known[key]
 
 
 def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
     shape = actor_shape(lm)
+    if (bits := quantized_bits(agent.actor)) is not None:
+        shape = quantized_shape(shape, lm, bits, width_of(agent.actor.dtype))
     if isinstance(agent.actor, LoraActorConfig):
         earlier = agent.actor.adapter
         shape = with_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
@@ -391,7 +405,7 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
 
 
 def _reference_shape(
-    agent: AgentConfig, known: dict[tuple[str, str | None], Any], lm: PreTrainedModel, source: str
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], lm: PreTrainedModel, source: str
 ) -> ModelShape | None:
     """Of an agent's reference, where that has weights beside its initial model's or base's."""
     actor = agent.actor
@@ -419,32 +433,39 @@ def _reference_shape(
 
 
 def _critic_shape(
-    agent: AgentConfig, known: dict[tuple[str, str | None], Any], actor: str, revision: str | None
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], actor: str, revision: str | None
 ) -> ModelShape | None:
     critic = agent.critic
     if agent.frozen:
         return None
     if isinstance(critic, AdapterCriticConfig):
-        lm = _empty(known, actor, revision)
+        lm = _empty(known, actor, revision, agent.actor)
         earlier = critic.warm_start
         shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
         return with_value_head(shape, lm.config, critic.value_head_hidden_dim)
     if not isinstance(critic, SeparateCriticConfig):
         return None
-    if critic.model is None or critic.warm_start is not None:  # an earlier critic began as one of these
-        return critic_shape(_empty(known, actor, revision), critic.value_head_hidden_dim)
+    if critic.warm_start is not None:
+        return critic_shape(empty_backbone(start_config(critic)), critic.value_head_hidden_dim)
+    if critic.model is None:
+        return critic_shape(_empty(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
     return critic_shape(_empty(known, critic.model, critic.revision), critic.value_head_hidden_dim)
 
 
 def _critic_contexts(
-    config: Config, known: dict[tuple[str, str | None], Any], starts: Mapping[str, tuple[str, str | None]]
+    config: Config, known: dict[tuple[str, str | None, str], Any], starts: Mapping[str, tuple[str, str | None]]
 ) -> dict[str, int]:
     """Tokens that each centralised critic reads as one sequence, by the critic's name."""
     found: dict[str, int] = {}
     for name, names in critics(config).items():
-        critic = config.task.agents[names[0]].critic
+        critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor
         if isinstance(critic, CentralizedCriticConfig):
-            of_actor = critic.model is None or critic.warm_start is not None
+            if critic.warm_start is not None:
+                found[name] = critic_context(config, critic, start_config(critic))
+                continue
+            of_actor = critic.model is None
             source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
-            found[name] = critic_context(config, critic, _empty(known, source, revision).config)
+            found[name] = critic_context(
+                config, critic, _empty(known, source, revision, actor if of_actor else None).config
+            )
     return found

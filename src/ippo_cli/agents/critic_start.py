@@ -1,0 +1,133 @@
+"""What a separate critic starts from: an earlier critic, a reward model, a model of its own, or the actor's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.model_args import ATTENTION
+from ippo_cli.config.schema import SeparateCriticConfig
+from ippo_cli.models.actor import DTYPES
+from ippo_cli.models.critic import ValueHeadConfig, ValueModel, ValueModelConfig, hidden_width, value_model
+from ippo_cli.models.load import (
+    UnusableModel,
+    backbone_of,
+    cannot_load,
+    load_pretrained,
+    what_is_missing,
+)
+
+CLASSIFIER = "ForSequenceClassification"
+REWARD_MODEL = "a critic/ folder of a run, or a reward model: a decoder with one label"
+
+
+def load_critic(
+    critic: SeparateCriticConfig,
+    weights: str,
+    revision: str | None,
+    *,
+    as_stored: bool = False,
+    args: dict[str, Any] | None = None,
+) -> ValueModel:
+    """A separate critic's initial weights. `weights` and `revision` are its actor's.
+
+    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`. `args`: what its actor is loaded with.
+    """
+    source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
+    options: dict[str, Any] = {"dtype": DTYPES[critic.dtype], "as_stored": as_stored}
+    args = args or {}
+    try:
+        if critic.warm_start is None:
+            backbone = load_pretrained(AutoModel, source, revision=of, **options, **args)
+            return value_model(backbone, critic.value_head_hidden_dim)
+        kind, _ = _read_start(critic, critic.warm_start)
+        if kind == "classifier":
+            model = _from_classifier(critic.warm_start, **options)
+        else:
+            model = load_pretrained(ValueModel, critic.warm_start, **options)
+        if args.get(ATTENTION) is not None:  # the one argument that no config.json holds
+            model.backbone.set_attn_implementation(args[ATTENTION])
+        return model
+    except ConfigError:
+        raise
+    except Exception as error:
+        place = critic.warm_start or source
+        raise cannot_load(_setting(critic, source), "critic", error, what_is_missing(Path(place))) from error
+
+
+def start_config(critic: SeparateCriticConfig) -> PreTrainedConfig:
+    """The configuration of the backbone that `critic.warm_start` holds. No weight is read.
+
+    Raises `ConfigError` or `PreflightError` where no critic can start from it.
+    """
+    assert critic.warm_start is not None
+    try:
+        return _read_start(critic, critic.warm_start)[1]
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = what_is_missing(Path(critic.warm_start))
+        raise cannot_load(_setting(critic, critic.warm_start), "critic", error, reason) from error
+
+
+def _setting(critic: SeparateCriticConfig, source: str) -> str:
+    if critic.warm_start is not None:
+        return f"critic.warm_start={critic.warm_start}"
+    return f"critic.model=null (the actor's, {source})" if critic.model is None else f"critic.model={source}"
+
+
+def _read_start(critic: SeparateCriticConfig, source: str) -> tuple[Literal["critic", "classifier"], PreTrainedConfig]:
+    """What `critic.warm_start` holds, from its config.json, and the configuration of the backbone."""
+    stored, _ = PreTrainedConfig.get_config_dict(source)
+    kind = stored.get("model_type")
+    if kind == ValueModelConfig.model_type:
+        own = dict(stored["backbone"])
+        inner = stored.get("value_head_hidden_dim")
+        if inner != critic.value_head_hidden_dim:
+            raise UnusableModel(f"its value_head_hidden_dim is {inner}")
+        return "critic", AutoConfig.for_model(own.pop("model_type"), **own)
+    if kind == ValueHeadConfig.model_type:
+        raise UnusableModel(f"it holds a value head without a backbone; use {REWARD_MODEL}")
+    names = stored.get("architectures") or ["no architecture"]
+    if not any(CLASSIFIER in name for name in names):
+        raise UnusableModel(
+            f"its config.json names {' '.join(names)}, which has no value head; use {REWARD_MODEL}, or critic.model= "
+            "for a backbone alone"
+        )
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    if config.num_labels != 1:
+        raise UnusableModel(f"it has {config.num_labels} labels, and a value is one number; use {REWARD_MODEL}")
+    if critic.value_head_hidden_dim is not None:
+        raise ConfigError(
+            f"critic.value_head_hidden_dim={critic.value_head_hidden_dim}",
+            f"does not fit critic.warm_start={source}: the scores of a reward model come from one linear map",
+            "use critic.value_head_hidden_dim=null",
+        )
+    return "classifier", config
+
+
+@torch.no_grad()
+def _from_classifier(source: str, **options: Any) -> ValueModel:
+    """A critic with the backbone of a reward model, and with its linear map as the value head."""
+    classifier = load_pretrained(AutoModelForSequenceClassification, source, **options)
+    backbone = backbone_of(classifier)
+    inside = {id(part) for part in backbone.modules()}
+    maps = [part for part in classifier.modules() if isinstance(part, nn.Linear) and id(part) not in inside]
+    if backbone is classifier or len(maps) != 1 or maps[0].in_features != hidden_width(backbone.config):
+        raise UnusableModel(
+            f"{type(classifier).__name__} has more between its backbone and its score than one linear map; use "
+            + REWARD_MODEL
+        )
+    model = value_model(backbone, None)
+    out = model.value_head.out
+    out.weight.copy_(maps[0].weight)
+    if maps[0].bias is None:
+        out.bias.zero_()
+    else:
+        out.bias.copy_(maps[0].bias)
+    return model

@@ -1,0 +1,153 @@
+"""Rules of `actor.model_args`: what may be given to `from_pretrained`, and which key works for what may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.schema import ActorConfig, CheckpointWeights, Config, LoraActorConfig, TinyActorConfig
+
+# Arguments of `from_pretrained` that the loader decides about, and what to use instead.
+OWNED = {
+    "pretrained_model_name_or_path": "use actor.model",
+    "config": "give the values of the configuration one by one",
+    "dtype": "use actor.dtype",
+    "torch_dtype": "use actor.dtype",
+    "revision": "use actor.revision",
+    "trust_remote_code": "use a model that transformers has code for: code of a repository is never run",
+    "device_map": "use launch.device and deepspeed",
+    "max_memory": "use deepspeed=zero3_offload",
+    "offload_folder": "use deepspeed=zero3_offload",
+    "offload_state_dict": "use deepspeed=zero3_offload",
+    "offload_buffers": "use deepspeed=zero3_offload",
+    "low_cpu_mem_usage": "leave it out: weights are mapped into memory in any case",
+    "tp_plan": "use deepspeed=zero3",
+    "tp_size": "use deepspeed=zero3",
+    "device_mesh": "use deepspeed=zero3",
+    "distributed_config": "use deepspeed=zero3",
+    "quantization_config": "use actor.model_args.load_in_4bit=true or actor.model_args.load_in_8bit=true",
+    "use_safetensors": "leave it out: weights are always read from safetensors",
+    "weights_only": "leave it out: weights are always read from safetensors",
+    "from_tf": "save the model as safetensors",
+    "from_flax": "save the model as safetensors",
+    "gguf_file": "save the model as safetensors",
+    "variant": "save the weights of that variant as a model of their own",
+    "subfolder": "give the folder itself as actor.model",
+    "state_dict": "use actor.model",
+    "output_loading_info": "leave it out",
+    "ignore_mismatched_sizes": "leave it out: a model without all of its weights is refused",
+    "return_unused_kwargs": "leave it out",
+    "key_mapping": "save the model under the names of its architecture",
+    "adapter_kwargs": "use actor.adapter",
+    "adapter_name": "use actor.adapter",
+    "cache_dir": "set HF_HOME in the environment",
+    "force_download": "remove the model from the cache",
+    "proxies": "set HTTPS_PROXY in the environment",
+    "local_files_only": "set HF_HUB_OFFLINE=1 in the environment",
+    "token": "set HF_TOKEN in the environment",
+    "use_auth_token": "set HF_TOKEN in the environment",
+    "use_cache": "leave it out: generation keeps keys and values, training does not",
+    "_attn_implementation": "use actor.model_args.attn_implementation",
+    "use_flash_attention_2": "use actor.model_args.attn_implementation=flash_attention_2",
+}
+ATTENTION = "attn_implementation"
+BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
+BITSANDBYTES = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype", "llm_int8_threshold")
+"""What belongs to the quantisation beside its width."""
+
+
+def quantized_bits(actor: ActorConfig) -> int | None:
+    """Bits of a weight in the frozen base of an adapter; None where it has the model's number format."""
+    return next((bits for key, bits in BITS.items() if actor.model_args.get(key)), None)
+
+
+def quantization(actor: ActorConfig) -> dict[str, Any]:
+    """What a `BitsAndBytesConfig` is made of; empty without quantisation."""
+    if quantized_bits(actor) is None:
+        return {}
+    return {key: value for key, value in actor.model_args.items() if key in BITS or key in BITSANDBYTES}
+
+
+def plain_args(actor: ActorConfig) -> dict[str, Any]:
+    """The other arguments: the implementation of attention, and values of the model's configuration."""
+    return {key: value for key, value in actor.model_args.items() if key not in BITS and key not in BITSANDBYTES}
+
+
+def config_values(actor: ActorConfig) -> dict[str, Any]:
+    """Of the arguments, values of the model's configuration."""
+    return {key: value for key, value in plain_args(actor).items() if key != ATTENTION}
+
+
+def check_model_args(config: Config) -> Iterator[ConfigError]:
+    """Every argument that the loader owns, and quantisation where it cannot be trained with."""
+    seen: set[str] = set()
+    for name, agent in config.task.agents.items():
+        where = (
+            "actor"
+            if agent.actor.model_args == getattr(config.actor, "model_args", {})
+            else f"task.agents.{name}.actor"
+        )
+        if where in seen:
+            continue
+        seen.add(where)
+        for key, value in agent.actor.model_args.items():
+            if key in OWNED:
+                yield ConfigError(f"{where}.model_args.{key}={value}", "is decided by other keys", OWNED[key])
+        yield from _check_quantization(config, agent.actor, where)
+
+
+def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Iterator[ConfigError]:
+    args = actor.model_args
+    given = [key for key in (*BITS, *BITSANDBYTES) if key in args]
+    if not given:
+        return
+    for key in BITS:
+        if key in args and not isinstance(args[key], bool):
+            yield ConfigError(f"{where}.model_args.{key}={args[key]}", "must be true or false", "use true or false")
+    setting = f"{where}.model_args.{given[0]}={args[given[0]]}"
+    wanted = [key for key in BITS if args.get(key)]
+    if len(wanted) > 1:
+        yield ConfigError(setting, "and load_in_8bit=true exclude each other", "set one of them")
+    elif not wanted:
+        if set(given) & set(BITSANDBYTES):
+            yield ConfigError(
+                setting, "has no effect without quantisation", "add load_in_4bit=true or load_in_8bit=true"
+            )
+    elif not isinstance(actor, LoraActorConfig) or isinstance(actor, TinyActorConfig):
+        yield ConfigError(
+            setting,
+            f"makes weights that cannot be trained, and actor={actor.kind.value} "
+            + ("has a small base of its own" if isinstance(actor, LoraActorConfig) else "trains all of them"),
+            "use actor=lora, which trains an adapter on a quantised base",
+        )
+    elif config.checkpoint.weights is CheckpointWeights.full:
+        yield ConfigError(setting, "has no whole weights to merge an adapter into", "use checkpoint.weights=adapter")
+
+
+def check_quantization_device(config: Config, device: str, *, here: bool) -> None:
+    """Raise `PreflightError` where a quantised base cannot be held: on a CPU, or `here` without its library."""
+    for agent in config.task.agents.values():
+        bits = quantized_bits(agent.actor)
+        if bits is None:
+            continue
+        setting = f"actor.model_args.load_in_{bits}bit=true"
+        if device != "cuda":
+            raise PreflightError(
+                f"{setting}: weights of {bits} bits are computed with on a CUDA GPU, and this run is on a {device}; "
+                "leave it out, or plan for a GPU: mode=plan plan=h100"
+            )
+        if here and find_spec("bitsandbytes") is None:
+            raise PreflightError(f"{setting}: it needs the package bitsandbytes; pip install 'ippo-cli[quantization]'")
+
+
+def check_config_values(values: Mapping[str, Any], unused: Mapping[str, Any], model: str, kind: str) -> None:
+    """Raise `ConfigError` for arguments that neither `from_pretrained` nor the model's configuration knows."""
+    if unused:
+        key = sorted(unused)[0]
+        raise ConfigError(
+            f"actor.model_args.{key}={values[key]}",
+            f"is no argument, and no value of the configuration of {model} ({kind})",
+            f"use {ATTENTION}, {', '.join(BITS)}, or a key of its config.json",
+        )

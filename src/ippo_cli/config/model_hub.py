@@ -1,0 +1,68 @@
+"""`hub=`: where names of models that are no folders here are downloaded from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig
+
+
+def model_names(config: Config, *, agents: bool = True) -> Iterator[tuple[str, Any, str, str | None]]:
+    """Every key that may name a model: how it is typed, what holds it, the key's name there, and its revision's.
+
+    Without `agents` those of reward models alone.
+    """
+    for agent in config.task.agents.values() if agents else ():
+        yield "actor.model", agent.actor, "model", "revision"
+        yield "actor.tokenizer", agent.actor, "tokenizer", "tokenizer_revision"
+        if isinstance(agent.critic, SeparateCriticConfig):
+            yield "critic.model", agent.critic, "model", "revision"
+            yield "critic.warm_start", agent.critic, "warm_start", None
+    for where, own in rewards_of(config):
+        if isinstance(own.reward, ModelRewardConfig):
+            yield f"{where}.model", own.reward, "model", "revision"
+
+
+def check_hub(config: Config) -> None:
+    """Raise `ConfigError` where models are to come from ModelScope and its package is not installed."""
+    if config.hub is Hub.modelscope and find_spec("modelscope") is None:
+        raise ConfigError(
+            "hub=modelscope",
+            "needs the package modelscope",
+            "pip install 'ippo-cli[modelscope]', or use hub=huggingface or folders",
+        )
+
+
+def download_models(config: Config, *, agents: bool = True) -> Config:
+    """The configuration with folders in the place of names on ModelScope; of Hugging Face's hub names stay names.
+
+    A model that was downloaded before is taken from ModelScope's cache.
+    """
+    if config.hub is Hub.huggingface:
+        return config
+    check_hub(config)
+    config = copy.deepcopy(config)
+    for setting, holder, key, revision in model_names(config, agents=agents):
+        name = getattr(holder, key)
+        if name is not None and not Path(name).exists():
+            setattr(holder, key, _download(setting, name, revision and getattr(holder, revision)))
+            if revision is not None:
+                setattr(holder, revision, None)
+    return config
+
+
+def _download(setting: str, name: str, revision: str | None) -> str:
+    from modelscope import snapshot_download  # pyright: ignore[reportMissingImports]
+
+    try:
+        return str(snapshot_download(name, revision=revision))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        at = f" at revision {revision}" if revision else ""
+        raise PreflightError(f"{setting}={name}: ModelScope gives no such model{at} ({reason})") from error
