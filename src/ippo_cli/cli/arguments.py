@@ -296,9 +296,10 @@ def _with_agents(overrides: list[str]) -> list[str]:
             name, _, rest = key.lstrip("+").removeprefix(f"{AGENTS}.").partition(".")
             made |= {} if name in there else {name: None}
             whole = {} if rest else _typed_agents(text, f"{{{name}:{value}}}")
-            kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(whole)] or [text.lstrip("+")]
+            own = text if re.fullmatch(OPEN, key.lstrip("+")) else text.lstrip("+")
+            kept += [f"{AGENTS}.{leaf}={spelled}" for leaf, spelled in _spelled_leaves(whole)] or [own]
     creation = f"++{AGENTS}={{{','.join(f'{name}:{{}}' for name in made)}}}"
-    first = next(place for place, text in enumerate(kept) if text.startswith(f"{AGENTS}."))
+    first = next(place for place, text in enumerate(kept) if text.lstrip("+").startswith(f"{AGENTS}."))
     return [*kept[:first], *gone, *([creation] if made else []), *kept[first:]]
 
 
