@@ -24,7 +24,6 @@ REFUSED = {
     "actor.model_args.load_in_4bit=true": "use actor=lora",
     "actor.model_args.load_in_4bit=1": "must be true or false",
     "actor.model_args.bnb_4bit_quant_type=nf4": "has no effect without quantisation",
-    "task.agents.solo.actor.model_args.device_map=auto": "use launch.device and deepspeed",
 }
 
 

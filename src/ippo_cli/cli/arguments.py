@@ -60,7 +60,7 @@ def arguments(typed: Sequence[str]) -> list[str]:
             raise ConfigError(text, "is not supported", NOT_HYDRAS[key])
         _check_has_effect(text, key, sweeps=sweeps)
         if re.fullmatch(OPEN, key):
-            text = "++" + _as_dict_of_agent(text.lstrip("+"))  # keys of the user's choice, which no schema names
+            text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
         text = _meant_choice(text)
         text, files = _options_by_file(text)
         folders += files
@@ -68,15 +68,6 @@ def arguments(typed: Sequence[str]) -> list[str]:
         if sweeps and overrides[-1] != text and "," in _outside_quotes(text.partition("=")[2]):
             _check_one_value(text)
     return [*flags, *map(_with_kind, _with_agents(with_one_search_path(overrides, folders)))]
-
-
-def _as_dict_of_agent(text: str) -> str:
-    """`KEY={name:value}` for `KEY.name=value` of one agent, which has no such dictionary before it is typed."""
-    found = re.fullmatch(r"(task\.agents\.\w+\.(?:actor|critic)\.\w+)\.([^=]+)=(.*)", text, re.DOTALL)
-    if found is None:
-        return text
-    names = found[2].split(".")
-    return f"{found[1]}={''.join(f'{{{name}:' for name in names)}{found[3]}{'}' * len(names)}"
 
 
 def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:

@@ -70,7 +70,7 @@ METRICS: dict[str, str] = {
     "<learner>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
     "<learner>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
     "<learner>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps; "
-    "in bf16 rounding alone gives .002 to .003, see docs/algorithms.md",
+    "in bf16 rounding alone gives about .002, see docs/algorithms.md",
     "<learner>/policy/ratio": "mean probability ratio in the first epoch; 1 where that is one step",
     "<learner>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch; approx_kl is of all epochs",
     "<learner>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: "
