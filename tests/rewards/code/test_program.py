@@ -32,7 +32,7 @@ FORMS = {
     "future import in two blocks": fenced("from __future__ import annotations\nK = 2\n")
     + fenced("from __future__ import annotations\ndef double(x: A):\n    return K * x\n"),
     "dataclass": fenced(
-        "from dataclasses import dataclass\n\n@dataclass\nclass D:\n    x: int\n\ndef double(x):\n    return D(2 * x).x\n"
+        "from dataclasses import dataclass\n\n@dataclass\nclass D:\n    x: int\n\ndef double(x): return D(2 * x).x\n"
     ),
     "annotated name": fenced("double: object = lambda x: 2 * x\n"),
     "under if": fenced("if True:\n    def double(x):\n        return 2 * x\n"),

@@ -72,7 +72,7 @@ def _fenced_blocks(all_lines: list[str]) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """What follows the thoughts, split at ends of lines of any system, and at nothing else that Python counts as one."""
+    """What follows the thoughts, split at ends of lines of any system and at nothing else that Python calls one."""
     answer = _THOUGHT_END.split(text)[-1]
     text = answer if answer.strip() else text
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
