@@ -100,3 +100,15 @@ def test_every_reference_of_the_data_has_its_number() -> None:
     for match in NumberMatch:
         found = Gsm8k({"solver": "{answer}"}, match)(rows, {"solver": [row["answer"] for row in rows]})
         assert found.team == found.parts["strict"] == found.parts["flexible"] == [1.0] * 1319
+
+
+@pytest.mark.parametrize("text", ["1,5", "$1,5", "12,34", "1,,2", "1,234,56", "1234,567", "#### 1,2"])
+def test_commas_that_separate_no_thousands_are_no_reference(text: str) -> None:
+    assert reference_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1,234,567.5", "1234567.5"), ("12,34,567", "1234567"), ("5,", "5"), (".5", "0.5")]
+)
+def test_reference_with_thousands(text: str, number: str) -> None:
+    assert reference_number(text) == Decimal(number)

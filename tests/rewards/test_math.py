@@ -53,6 +53,26 @@ CASES = [
     (r"\$18.90", r"\boxed{18.90}", 1.0, 1.0),
     (r"\$32,\!348", r"\boxed{32348}", 1.0, 1.0),
     ("$5", r"\boxed{\$5.00}", 1.0, 1.0),
+    # Mixed numbers, scientific notation, recurring decimals, groups of digits, other digits.
+    ("1 1/2", r"\boxed{1.5}", 1.0, 1.0),
+    ("5 1/2", r"\boxed{3}", 0.0, 1.0),
+    (r"5\ 1/2", r"\boxed{\frac{11}{2}}", 1.0, 1.0),
+    ("1.5", "it is 1 1/2 cups", 1.0, 1.0),
+    ("1.5e3", r"\boxed{1500}", 1.0, 1.0),
+    ("1500", "It is 1.5e3.", 1.0, 1.0),
+    ("1e-7", r"\boxed{2e-7}", 0.0, 1.0),
+    (r"0.\overline{3}", r"\boxed{1/3}", 1.0, 1.0),
+    (r"0.\overline{3}", r"\boxed{0}", 0.0, 1.0),
+    (r"\frac16", r"\boxed{0.1(6)}", 1.0, 1.0),
+    ("10 000", r"\boxed{0}", 0.0, 1.0),
+    ("10 000", r"\boxed{10000}", 1.0, 1.0),
+    ("\u00bd", r"\boxed{0.5}", 1.0, 1.0),
+    ("\uff11\uff12", r"\boxed{12}", 1.0, 1.0),
+    # Bases in words.
+    (r"101_{\text{two}}", r"\boxed{101_{\text{three}}}", 0.0, 1.0),
+    (r"101_\text{two}", r"\boxed{101_2}", 1.0, 1.0),
+    ("101_2", "it is 101 in base 2", 1.0, 1.0),
+    ("5", "<answer>5</answer>", 1.0, 1.0),
 ]
 
 
@@ -86,3 +106,9 @@ def test_references_are_read_before_training(reward: MathReward) -> None:
     assert "task.agents.solver.answer={answer}: 1 of 2 reference answers" in warning
     with pytest.raises(ConfigError, match="which is not an expression that math-verify reads"):
         reward.try_on([{"answer": ""}, {"answer": " "}])
+
+
+@pytest.mark.parametrize("reference", ["2 million", "5 dollars", "1/2 cup"])
+def test_number_with_an_unknown_word_is_unreadable(reward: MathReward, reference: str) -> None:
+    with pytest.raises(ConfigError, match="is not an expression"):
+        reward.try_on([{"answer": reference}])

@@ -534,3 +534,13 @@ def test_list_in_a_later_row_is_refused_before_training(tmp_path: Path) -> None:
     told.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, and it is a list"):
         jsonl_examples(told, seed=0)
+
+
+@pytest.mark.parametrize("template", ["{x}", "jinja:{{ x }}"])
+def test_nan_of_a_parquet_file_is_refused_before_training(tmp_path: Path, template: str) -> None:
+    table = pyarrow.table({"x": [1.5, float("nan"), 2.5]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    asking = config(str(tmp_path / "rows.parquet"), None, eval_share=0.3)
+    asking.agents["solo"] = PromptConfig(template=template, system=None, answer="1")  # type: ignore[assignment]
+    with pytest.raises(PreflightError, match=r"1 of 3 rows have no 'x'|row 2 of 3"):
+        jsonl_examples(asking, seed=0)

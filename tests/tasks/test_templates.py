@@ -208,3 +208,24 @@ def test_function_in_folder_with_a_space(tmp_path: Path) -> None:
     template = f"{tmp_path}/my prompts/p.py:solver"
     assert render_template(template, {"q": "a"}, "task.agents.solo.template") == "Q: a"
     assert render_template("Fix main.py:run", {"q": "a"}, "task.agents.solo.template") == "Fix main.py:run"
+
+
+@pytest.mark.parametrize("template", ["{x}", "jinja:{{ x }}"])
+def test_nan_is_a_missing_value(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"NaN|null"):
+        render_template(template, {"x": float("nan")}, "task.agents.solo.template")
+
+
+@pytest.mark.parametrize("value", [range(3), {1}, b"x"])
+def test_collections_are_not_written_as_python_writes_them(value: object) -> None:
+    with pytest.raises(ConfigError, match="as text"):
+        render_template("{x}", {"x": value}, "task.agents.solo.answer")
+
+
+@pytest.mark.parametrize("part", [{"tool_calls": [{"type": "function"}]}, {"images": ["a.png"]}])
+def test_messages_with_parts_beside_their_text_are_refused(part: dict[str, object]) -> None:
+    messages = [{"role": "user", "content": "a", "tool_calls": None, "images": []} | part]
+    with pytest.raises(ConfigError, match=f"with {next(iter(part))}"):
+        render_template("messages:x", {"x": messages}, "task.agents.solo.template")
+    kept = [{"role": "user", "content": "a", "tool_calls": None, "images": []}]
+    assert render_template("messages:x", {"x": kept}, "task.agents.solo.template") == "a"

@@ -142,3 +142,18 @@ def test_a_run_outlives_its_reader_and_a_plan_ends_quietly(tmp_path: Path) -> No
     code, said = piped_command("mode=plan")
     assert code in (0, 141)
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from ippo_cli.training.output import flush_output, open_closed_streams, watch_readers\n"
+        "open_closed_streams(); watch_readers()\n"
+        "file = open(sys.argv[1], 'w'); print('lost'); print('lost', file=sys.stderr); flush_output()\n"
+        "file.write('kept'); file.close()\n"
+    )
+    close = " ".join(f"{number}>&-" if number else "<&-" for number in closed)
+    command = ["bash", "-c", f'"$0" -c "$1" "$2" {close}', sys.executable, program, str(tmp_path / "file")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "kept"

@@ -10,7 +10,7 @@ from ippo_cli import __version__
 from ippo_cli.cli.help import asks_for_help, asks_for_version, explain_topic, help_topic, unknown_topic
 from ippo_cli.config.errors import READER_GONE
 from ippo_cli.training.garbage import collect_seldom
-from ippo_cli.training.output import ReaderGone, announce, flush_output, watch_readers
+from ippo_cli.training.output import ReaderGone, announce, flush_output, open_closed_streams, watch_readers
 
 
 def run_command(
@@ -28,6 +28,7 @@ def run_command(
     `needs_arguments` shows its help without any.
     """
     argv = sys.argv[1:]
+    open_closed_streams()
     watch_readers()
     if asks_for_help(argv) or (needs_arguments and not argv):
         _show_help(help_text, help_topic(argv))

@@ -18,6 +18,7 @@ from ippo_cli.types import Example
 NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
 _ANSWER = re.compile(rf"####[ \t]*({NUMBER})")
 _ANY = re.compile(NUMBER)
+_GROUPS = re.compile(r"[0-9]+|[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}")  # thousands, also lakhs as in 12,34,567
 _WHOLE = re.compile(rf"[€£¥]?({NUMBER})[ \t]*(?:[%€£¥]|\\%)?\.?")  # a number with a currency or percent sign at most
 REMEDY = "use reward=math for expressions, or leave such rows out with task.filter"
 
@@ -72,9 +73,13 @@ def reference_number(text: str) -> Decimal | None:
     """The number of a reference answer: a solution that ends with `#### number`, or the number alone.
 
     None for an answer that is more than a number, such as `3/4`, `20 m^2` or `10^6`: its last number is another one.
+    None as well where commas do not separate thousands: `1,5` is a decimal or two numbers.
     """
     number = _WHOLE.fullmatch(text.rsplit("####", 1)[-1].strip())
-    return _value(number[1]) if number else None
+    if number is None:
+        return None
+    whole = number[1].lstrip("$-\u2212").partition(".")[0].rstrip(",")
+    return _value(number[1]) if not whole or _GROUPS.fullmatch(whole) else None
 
 
 def check_number_references(answers: Mapping[str, str], examples: Sequence[Example]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Some answers take computer algebra longer than anyone waits, such as a tower of powers. math-verify's own time limits
 are off: they are alarms, which do not reach all of it. What math-verify judges by six decimals, drops or does not read
-(exact numbers, numerals in bases, percentages, currency) is checked here.
+(exact numbers, numerals in bases, percentages, currency) is checked here; `math_notation.py` rewrites what it misreads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
 from sympy import Basic, Eq, FiniteSet, Float, Mul, Rational, UnevaluatedExpr  # pyright: ignore
+
+from ippo_cli.rewards.math_notation import has_unknown_unit, rewrite_notation
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns once that its limits are off
 
@@ -35,7 +37,7 @@ class ParsedAnswer(NamedTuple):
 
 def compare(reference: str, text: str) -> dict[str, float]:
     """Whether the text holds an answer (`found`), and whether that equals the reference (`right`)."""
-    wanted, answer = parse_reference(reference), _parse_response(text)
+    wanted, answer = parse_reference(reference), _parse_response(rewrite_notation(text))
     right = bool(answer.values) and _is_equal(wanted, answer)
     return {"found": float(bool(answer.values)), "right": float(right)}
 
@@ -46,7 +48,7 @@ def parse_reference(text: str) -> ParsedAnswer:
 
     Raises `ValueError` for a text that math-verify cannot read.
     """
-    answer = _without_currency(text.rsplit("####", 1)[-1].strip())
+    answer = _without_currency(rewrite_notation(text.rsplit("####", 1)[-1].strip()))
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
     if marked:
         found = _parse_response(answer)
@@ -55,7 +57,7 @@ def parse_reference(text: str) -> ParsedAnswer:
         plain = answer[: percent.start()] if percent else answer
         # As text, `2\sqrt{2}` is a 2: it is marked as mathematics.
         found = ParsedAnswer(parse(f"${plain}$", parsing_timeout=0), plain, percent is not None)
-    if not answer or not found.values:
+    if not answer or not found.values or has_unknown_unit(answer, found.values[0]):
         raise ValueError(f"the reference answer {answer!r:.60} is not a mathematical expression")
     return found
 

@@ -13,7 +13,7 @@ from ippo_cli.tasks.exact import PlainTable
 from ippo_cli.tasks.messages import is_messages
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
-from ippo_cli.tasks.template_kinds import NullField, is_jinja
+from ippo_cli.tasks.template_kinds import NullField, is_jinja, is_missing
 from ippo_cli.tasks.templates import OBSERVATION, fields_of, is_word_of_conversations, render_template
 from ippo_cli.types import Example
 
@@ -146,7 +146,7 @@ def _refuse_written_nulls(source: str, rows: Any, template: str, setting: str) -
     lacking = list(_nulls(rows, fields))
     told = {word: "" for word in fields if word == OBSERVATION or is_word_of_conversations(word)}
     for place, row in enumerate(rows if lacking else ()):
-        if any(row.get(field) is None for field in lacking):
+        if any(is_missing(row.get(field)) for field in lacking):
             try:
                 render_template(template, row, setting, {word: text for word, text in told.items() if word not in row})
             except NullField as error:
@@ -161,11 +161,19 @@ def _nulls(rows: Any, fields: Iterable[str]) -> dict[str, int]:
     """Of fields that some rows have, how many lack them, where any do."""
     if not isinstance(rows, Joined):
         columns = [field for field in fields if field in rows.column_names]
-        counts = {field: rows.data.column(field).null_count for field in columns}
+        counts = {field: _count_missing(rows.data.column(field)) for field in columns}
     else:
         there = dict.fromkeys(fields, 0)
         for row in rows if there else ():
             for field in there:
-                there[field] += row.get(field) is not None
+                there[field] += not is_missing(row.get(field))
         counts = {field: len(rows) - count for field, count in there.items() if count}
     return {field: count for field, count in counts.items() if count}
+
+
+def _count_missing(column: Any) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    nans = pc.sum(pc.is_nan(column)).as_py() if pa.types.is_floating(column.type) else 0  # pyright: ignore
+    return column.null_count + (nans or 0)

@@ -11,6 +11,7 @@ from ippo_cli.config.errors import ConfigError
 
 KIND = "messages:"  # what a template of this kind begins with
 ROLES = ("system", "user", "assistant")
+UNREAD = ("tool_calls", "function_call", "images", "videos", "audio")  # parts of messages beside their text
 Message = dict[str, str]  # role and content
 
 
@@ -62,6 +63,11 @@ def read_messages(value: Any, setting: str) -> MessagesText:
             f"needs a list of messages with role and content, and an example has {value!r:.60}",
             "name a field that holds one",
         )
+    for part in value:
+        if unread := [key for key in UNREAD if part.get(key)]:
+            raise ConfigError(
+                setting, f"has a message with {unread[0]}, and only texts are read", "write it as text by task.map"
+            )
     messages = [{"role": str(part["role"]), "content": _text(part["content"], setting)} for part in value]
     if strange := [message["role"] for message in messages if message["role"] not in ROLES]:
         raise ConfigError(

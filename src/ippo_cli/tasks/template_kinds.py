@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from numbers import Real
 from typing import Any, NoReturn
 
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateRuntimeError, nodes
@@ -56,6 +57,11 @@ def _written(value: Any) -> Any:
     if isinstance(value, list | tuple | set | Mapping | bytes):
         raise TypeError(f"it writes {value!r:.40} as Python does; use a filter, such as join(', ') or tojson")
     return value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a field has no value: null, or the NaN that tables of numbers have in its place."""
+    return value is None or (isinstance(value, Real) and value != value)
 
 
 def _is_none(value: Any) -> bool:
@@ -111,7 +117,7 @@ def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
     """The template with these values; those named `agents.NAME` are members of `agents`."""
     compiled, _ = _compiled(template, setting)
     flat = {
-        name: _Null(name) if value is None else value
+        name: _Null(name) if is_missing(value) else value
         for name, value in values.items()
         if not name.startswith(f"{SPEAKERS}.")
     }

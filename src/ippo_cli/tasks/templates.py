@@ -16,7 +16,7 @@ from ippo_cli.config.schema import PromptConfig
 from ippo_cli.config.text import columns
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
-from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, jinja_fields, render_jinja
+from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, is_missing, jinja_fields, render_jinja
 from ippo_cli.types import Example
 
 Told = Mapping[str, str | None]
@@ -136,7 +136,7 @@ def _value(field: str, example: Example, told: Told, setting: str, template: str
             )
         return text
     value = _field(field, example, setting, template, told)
-    if isinstance(value, list | tuple | set | Mapping | bytes):
+    if isinstance(value, Collection) and not isinstance(value, str):
         kind = "bytes" if isinstance(value, bytes) else "an object" if isinstance(value, Mapping) else "a list"
         raise _mistake(
             setting,
@@ -151,14 +151,15 @@ def _field(field: str, example: Example, setting: str, template: str, told: Told
     """A field of an example. Raises `ConfigError` where it is missing or null."""
     if field not in example:
         raise _mistake(setting, template, *_unknown(field, example, told))
-    if example[field] is None:  # the word None would be written
+    value = example[field]
+    if is_missing(value):  # the word None or nan would be written
         raise _mistake(
             setting,
             template,
-            f"names the field {field!r}, which is null in an example",
+            f"names the field {field!r}, which is {'null' if value is None else 'NaN'} in an example",
             "fill it in, or leave such examples out",
         )
-    return example[field]
+    return value
 
 
 def _remedy(field: str, value: Any, setting: str) -> str:
@@ -172,6 +173,8 @@ def _remedy(field: str, value: Any, setting: str) -> str:
         return f"use task.columns.{field}={field}.{inside} for one of its values, or 'jinja:{{{{ {field} | tojson }}}}'"
     if isinstance(value, bytes):
         return "make a text of it by task.map"
+    if setting.startswith("reward."):  # tests and prompts of programs are lines
+        return f"write \"jinja:{{{{ {field} | join('\\n') }}}}\""
     return f"write 'jinja:{{{{ {field} | join(\", \") }}}}', or task.columns.{field}={field}.0 for its first item"
 
 

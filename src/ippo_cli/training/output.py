@@ -33,6 +33,17 @@ class _Stream(io.FileIO):
             return memoryview(data).nbytes
 
 
+def open_closed_streams() -> None:
+    """Give standard streams that were closed (`>&-`) the null device, before a file gets one of their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def watch_readers() -> None:
     """Raise `ReaderGone` where standard output or error, of this process, has lost its reader."""
     for name in ("stdout", "stderr"):

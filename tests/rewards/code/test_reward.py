@@ -67,7 +67,7 @@ def test_tests_that_cannot_be_run_are_no_verdict_on_a_program_that_is_none(rewar
 
 MISTAKES = {
     "reward.test='{tests}'": (r"^reward\.test='\{tests\}'", {}),
-    "reward.test='{test_list}'": (r"^reward\.test='\{test_list\}' .*its tests assert nothing.*join", {}),
+    "reward.test='{test_list}'": (r"^reward\.test='\{test_list\}' .*it is a list.*join", {}),
     "reward.match=all": (
         r"^reward\.test='\{test\}' .*import nosuch, which",
         {"test": "import nosuch\nassert double(1)"},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from ippo_cli.rewards.code.program import code_of, defines, parsed, uses, whole_program
+from ippo_cli.rewards.code.program import code_of, defines, join_programs, parsed, uses, whole_program
 from ippo_cli.rewards.code.sandbox import Sandbox
 
 CHECK = "check"
@@ -41,7 +41,7 @@ def judge(
     if not all(parses) or not all(found):
         return {**said, "why": "it does not parse" if not all(parses) else "a function is missing"}
     assert program is not None
-    tally = tested("\n\n".join([*helpers, program]), name, prompt, test, sandbox, timeout_s)
+    tally = tested(join_programs([*helpers, program]), name, prompt, test, sandbox, timeout_s)
     return {**said, "share": tally.share, "passed": float(tally.all_passed), "why": tally.why}
 
 

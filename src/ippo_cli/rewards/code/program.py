@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import html
+import itertools
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MOST_CHARACTERS = 2**16
 MOST_BLOCKS = 16  # of one text that are looked at, from its end
 # What has been read is not read again in other ways: of a long row of blanks these are many.
-_OPENING = re.compile(r"([ \t]*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
+_OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
+_QUOTED = re.compile(r" {0,3}>(?!>) ?")
+_THOUGHT_END = re.compile(r"</think>(?![\"'])")  # not as a string of a program
+_FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|[^\n]*)\n?", re.MULTILINE)
 _CODE_LINE = re.compile(
     r"(?:async |def |class |import |from |@|if |for |while |try|with |else|elif |except|finally|[#)\]}\"'])"
 )
@@ -21,11 +26,31 @@ _STATEMENT = re.compile(r"[A-Za-z_][\w.]*\s*(?:[=(\[]|:\s)")
 def code_blocks(text: str) -> list[str]:
     """The contents of Markdown's fences, of backticks or tildes, without their indentation; the last may be open.
 
-    A fence closes where a line has nothing else, indented like the opening one, or where a line ends with it: a
+    Fences may be in a list, in a quotation, or in a block of Markdown. Without fences, contents of HTML's `<code>`.
+    """
+    blocks = _fenced_blocks(_unquote(_lines(text)))
+    blocks = [part for block in blocks for part in _inner_blocks(block)] or _html_blocks(text)
+    return blocks[-MOST_BLOCKS:]
+
+
+def _inner_blocks(block: str) -> list[str]:
+    """The fenced blocks of a block that is Markdown; else the block itself."""
+    if "```" not in block or parsed(block) is not None:
+        return [block]
+    return _fenced_blocks(block.split("\n")) or [block]
+
+
+def _html_blocks(text: str) -> list[str]:
+    bodies = (part.partition(">")[2].partition("</code>")[0] for part in text.split("<code")[1:])
+    return [html.unescape(body) for body in bodies if "\n" in body.strip("\n")]
+
+
+def _fenced_blocks(all_lines: list[str]) -> list[str]:
+    """A fence closes where a line has nothing else, indented like the opening one, or where a line ends with it: a
     docstring may have fences too.
     """
     blocks: list[str] = []
-    lines = iter(_lines(text))
+    lines = iter(all_lines)
     for line in lines:
         opening = _OPENING.fullmatch(line)
         if opening is None:
@@ -43,12 +68,24 @@ def code_blocks(text: str) -> list[str]:
                 break
         if any(part.strip() for part in block):
             blocks.append("\n".join(_dedent(part, indent) for part in block) + "\n")
-    return blocks[-MOST_BLOCKS:]
+    return blocks
 
 
 def _lines(text: str) -> list[str]:
-    """Split at ends of lines of any system, and at nothing else that Python counts as one."""
+    """What follows the thoughts, split at ends of lines of any system and at nothing else that Python calls one."""
+    answer = _THOUGHT_END.split(text)[-1]
+    text = answer if answer.strip() else text
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _unquote(lines: list[str]) -> list[str]:
+    """The lines, without the `>` of quotations that have a fence: a line of a program may begin with `>`."""
+    unquoted: list[str] = []
+    for is_quoted, group in itertools.groupby(lines, key=lambda line: _QUOTED.match(line) is not None):
+        own = list(group)
+        inner = [_QUOTED.sub("", line, count=1) for line in own] if is_quoted else own
+        unquoted += inner if any(map(_OPENING.fullmatch, inner)) else own
+    return unquoted
 
 
 def _close(line: str, fence: str, indent: int) -> tuple[str | None, bool]:
@@ -75,7 +112,7 @@ def code_of(text: str, name: str) -> str:
     blocks = code_blocks(text)
     for place in reversed(range(len(blocks))):
         if defines(parsed(blocks[place]), name):
-            return "".join([*map(_definitions, blocks[:place]), blocks[place]])
+            return join_programs([*map(_definitions, blocks[:place]), blocks[place]])
     for block in reversed(blocks):
         if parsed(block) is not None:
             return block
@@ -88,11 +125,27 @@ def code_of(text: str, name: str) -> str:
 
 
 def _definitions(block: str) -> str:
-    """The imports, functions and classes of a block, which later ones may use; nothing that runs."""
+    """The imports, functions, classes and constants of a block, which later ones may use; nothing that runs."""
     tree = parsed(block)
     kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    own = [node for node in tree.body if isinstance(node, kinds)] if tree is not None else []
+    own = [node for node in tree.body if isinstance(node, kinds) or _is_constant(node)] if tree is not None else []
     return "".join(f"{ast.unparse(node)}\n\n" for node in own)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    """Whether a statement gives names to values that no other name is needed for."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return False
+    literals = ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp
+    operators = ast.operator | ast.unaryop | ast.expr_context
+    return all(isinstance(part, literals | operators) for part in ast.walk(node.value))
+
+
+def join_programs(programs: Sequence[str]) -> str:
+    """One program after the other. What they import from `__future__` comes first, where Python wants it."""
+    future = dict.fromkeys(line for program in programs for line in _FUTURE.findall(program))
+    rest = [_FUTURE.sub("", program) if future else program for program in programs]
+    return "".join([*(f"{line.rstrip()}\n" for line in future), "\n\n".join(rest)])
 
 
 def _unfenced(text: str) -> str:
@@ -136,9 +189,14 @@ def defines(tree: ast.Module | None, name: str) -> bool:
 def _defines(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name == name
-    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)):
+    if isinstance(node, ast.If | ast.Try):
+        return any(_defines(part, name) for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
+    if not (
+        isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)
+    ):
         return False
-    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def uses(tree: ast.Module | None, function: str, called: str) -> bool:
@@ -167,7 +225,7 @@ def whole_program(prompt: str, text: str, entry_point: str) -> str | None:
     code = code_of(text, entry_point)
     if defines(parsed(code), entry_point):
         before = prompt if parsed(prompt) is not None else ""
-        return f"{before}\n\n{code}" if before.strip() else code
+        return join_programs([before, code]) if before.strip() else code
     trees = {program: tree for program in _completions(prompt, text) if (tree := parsed(program)) is not None}
     return next((program for program, tree in trees.items() if defines(tree, entry_point)), next(iter(trees), None))
 

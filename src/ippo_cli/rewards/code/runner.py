@@ -97,7 +97,8 @@ def main() -> None:
             data = data[write(answers, data) :]
 
     answer({"ready": True})
-    program: dict[str, Any] = {"__name__": "program"}
+    module = sys.modules["program"] = type(sys)("program")  # decorators such as `dataclass` look their module up
+    program: dict[str, Any] = vars(module)
     function: Any = None
     for line in requests:
         request = loads(line)

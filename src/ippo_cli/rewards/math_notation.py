@@ -1,0 +1,98 @@
+r"""Notations of numbers that math-verify misreads, rewritten as ones that it reads.
+
+It reads `5 1/2` as (5 + 1) / 2, `1.5e3` as 1.5 * e * 3, `0.\overline{3}` and `0.(3)` as 0, `10 000` as 10 * 0,
+`101_{\text{two}}` as 101, and `101 base 2` or `5 apples` as products of letters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+BASES = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+    "eleven": "11",
+    "twelve": "12",
+    "thirteen": "13",
+    "fourteen": "14",
+    "fifteen": "15",
+    "sixteen": "16",
+}
+MOST_ZEROS = 60  # of a number in scientific notation that is written out
+_SPACE = r"(?:\s|\\[ ,;:!])"
+_GROUPED = re.compile(rf"(?<![\w.,])(?<![0-9]\s)[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![\w/]|\s[0-9])")
+_MIXED = re.compile(rf"(?<![\w.,/^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)(?![\w/^])")
+_SCIENTIFIC = re.compile(r"(?<![\w\\.])[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]{1,4}(?![\w^])")
+_RECURRING = re.compile(
+    r"(?<![\w.,])([0-9]+)\.([0-9]*)(?:\\(?:overline|bar|dot)\s*(?:\{([0-9]+)\}|([0-9]))|\(([0-9]+)\)(?!\s*[\w(^]))"
+)
+_TEXT = r"\\(?:text|textrm|mathrm|mbox)\s*\{"
+_NAMED = rf"({'|'.join(BASES)}|[0-9]+)"
+_BASE = re.compile(
+    rf"\b([0-9A-Z]+)(?:\s*_\s*(?:\{{\s*{_TEXT}{_NAMED}\s*\}}\s*\}}|{_TEXT}{_NAMED}\s*\}}|\{{{_NAMED}\}})"
+    rf"|,?\s+(?:in\s+)?base\s+{_NAMED}\b)"
+)
+_UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
+
+
+def rewrite_notation(text: str) -> str:
+    """The text with such notations rewritten; what it means stays the same."""
+    text = re.sub(r"</?answer>", " ", "".join(map(_rewrite_character, text)))
+    text = _BASE.sub(_write_base, text)
+    text = _RECURRING.sub(_write_fraction, text)
+    text = _SCIENTIFIC.sub(_write_out, text)
+    text = _MIXED.sub(_write_improper, text)
+    return _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), text)
+
+
+def has_unknown_unit(text: str, value: Any) -> bool:
+    """Whether a number with a word behind it, such as `5 apples`, was read as a product of letters."""
+    return _UNIT.fullmatch(text) is not None and bool(getattr(value, "free_symbols", None))
+
+
+def _rewrite_character(character: str) -> str:
+    """A digit of another script as an ASCII digit, a sign such as one half as a fraction."""
+    if character.isascii():
+        return character
+    kind, *codes = unicodedata.decomposition(character).split() or [""]
+    if kind == "<fraction>" and len(codes) > 2:
+        above, below = "".join(chr(int(code, 16)) for code in codes).split("\u2044")
+        return rf"\frac{{{above}}}{{{below}}}"
+    return str(unicodedata.digit(character)) if unicodedata.category(character) == "Nd" else character
+
+
+def _write_base(found: re.Match[str]) -> str:
+    base = next(name for name in found.groups()[1:] if name)
+    return f"{found[1]}_{{{BASES.get(base, base)}}}"
+
+
+def _write_fraction(found: re.Match[str]) -> str:
+    """1/6 for `0.1(6)`."""
+    whole, begin, *cycles = found.groups()
+    cycle = next(digits for digits in cycles if digits)
+    repeated = int(whole + begin + cycle) - int(whole + begin)
+    value = Fraction(repeated, (10 ** len(cycle) - 1) * 10 ** len(begin))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _write_out(found: re.Match[str]) -> str:
+    """1500 for `1.5e3`."""
+    number = Decimal(found[0])
+    return f"{number:f}" if abs(number.adjusted()) < MOST_ZEROS else found[0]
+
+
+def _write_improper(found: re.Match[str]) -> str:
+    """3/2 for `1 1/2`."""
+    whole, above, below = map(int, found.groups())
+    return f"{whole * below + above}/{below}" if above < below else found[0]
