@@ -54,6 +54,8 @@ class ModelShape:
 def load_config(model: str, revision: str | None, values: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """The configuration of a folder or hub id, with `values` of its keys. Raises `ConfigError` for other keys."""
     options = {"revision": revision, "trust_remote_code": False, "return_unused_kwargs": True}
+    config: Any
+    unused: Any
     try:
         config, unused = AutoConfig.from_pretrained(model, **options, **(values or {}))
     except Exception as error:
