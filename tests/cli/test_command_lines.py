@@ -74,7 +74,7 @@ TRAIN = [
     (["mode=plann"], ["use one of train plan"]),
     (
         ["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"],
-        ["answer=null leaves actor=tiny nothing", "vocabulary"],
+        ["answer=null leaves actor=tiny no reference answers", "vocabulary"],
     ),
 ]
 

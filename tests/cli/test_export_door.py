@@ -55,7 +55,7 @@ def test_what_cannot_be_exported_is_told(call: Call, run: Path, tmp_path: Path) 
         (("to=x",), 2, "ippo: run= is missing"),
         ((f"run={run}", "to=x", "seed=1"), 2, "ippo: seed=1 can have no effect on an export; those that can: run"),
         ((f"run={run}", "to=x", "merged=no"), 2, "ippo: merged=no is neither true nor false"),
-        ((f"run={tmp_path}", "to=x"), 14, "ippo: run="),
+        ((f"run={tmp_path / 'none'}", "to=x"), 14, "ippo: run="),
         ((f"run={run}", f"to={tmp_path / 'x'}"), 14, f"ippo: run={run}: there are no checkpoints"),
         ((f"run={run}", "--to", "x"), 2, "ippo: --to x is no flag; settings are written without dashes"),
     ):
