@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from ippo_cli.cli import chat, exits, export
 from ippo_cli.config.load import compose_node, resolve, to_yaml
 
+LOADING = re.compile(r"ippo-\w+: loading libraries and weights\n")  # before what checkpoints alone can tell
 Call = Callable[..., tuple[int, str]]
 
 
@@ -27,7 +29,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
             command.main()
         said = capsys.readouterr()
         assert "Traceback" not in said.err
-        return int(leaving.value.code or 0), " ".join((said.out + said.err).split())
+        return int(leaving.value.code or 0), " ".join((said.out + LOADING.sub("", said.err)).split())
 
     return called
 
