@@ -35,8 +35,8 @@ def compare_data(folder: Path, config: TaskConfig) -> dict[str, str]:
         return {}
     named = ", ".join(changed[:NAMED]) + (f" and {len(changed) - NAMED} more" if len(changed) > NAMED else "")
     return {
-        "changed_data": f"data changed since this run was started: {named}; the order of prompts and what was held out "
-        "may differ from before; start a new run, or restore the file"
+        "changed_data": f"data changed since this run began: {named}; prompts and held-out rows may differ; "
+        "restore it, or start a new run"
     }
 
 
