@@ -47,7 +47,7 @@ TRAIN = [
     (["gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
     (["algorithm.gamma=0,9"], ["decimal comma", "use algorithm.gamma=0.9"]),
     (["seed=1,2,3"], ["has several values", "add -m"]),
-    (["rollout.stop_strings=a,b"], ["write a list, 'rollout.stop_strings=[a,b]'"]),
+    (["rollout.stop_strings=a,b"], ["must be a list", "write 'rollout.stop_strings=[a,b]'"]),
     (["task.agents.low.template=Sort, please"], ["""quotes: 'task.agents.low.template="Sort, please"'"""]),
     (["experiment=nope"], ["is an unknown option", "choose from", "probe_grid"]),
     (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),

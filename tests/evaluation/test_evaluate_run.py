@@ -145,14 +145,14 @@ def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> 
 def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    with pytest.raises(ResumeError, match="checkpoint=7 does not exist .*; use one of 1, or initial"):
+    with pytest.raises(ResumeError, match=r"checkpoint=7 does not exist .*; use one of 1, or initial"):
         find_weights(copy, "7", {"low": "low"})
     with pytest.raises(ConfigError, match="names solo, who is no agent of this run; it has high low"):
         find_weights(copy, "latest", {"solo": "solo"})
     state = json.loads((copy / "run.json").read_text())
     state["evaluation"]["best"]["iteration"] = 3  # whose checkpoint could not be saved
     (copy / "run.json").write_text(json.dumps(state))
-    with pytest.raises(ResumeError, match="checkpoint=best is iteration 3, which does not exist .*; use one of 1"):
+    with pytest.raises(ResumeError, match=r"checkpoint=best is iteration 3, which does not exist .*; use one of 1"):
         find_weights(copy, "best", {"low": "low"})
     manifest = next((copy / "checkpoints").glob("step_*")) / "low/actor/config.json"
     manifest.write_text("{}")

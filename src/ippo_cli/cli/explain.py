@@ -149,7 +149,7 @@ def explain_key(
             f"is no key of {group}={node[group].kind.value}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
-    answer = find_answer(name)
+    answer = None if ".agents." in name else find_answer(name)  # agents have names in this project only
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
@@ -216,7 +216,7 @@ def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[s
 def _similar(given: str, known: Sequence[str]) -> list[str]:
     """The names that a mistyped one may have meant."""
     own = given.rsplit(".", 1)[-1]
-    tails = {key.rsplit(".", 1)[-1]: key for key in known}
+    tails = [key.rsplit(".", 1)[-1] for key in known]
     # In long names all that is similar may be the group, which the keys of a group share.
     near = [
         key
@@ -224,7 +224,8 @@ def _similar(given: str, known: Sequence[str]) -> list[str]:
         if "." not in given or difflib.get_close_matches(own, [key.rsplit(".", 1)[-1]], cutoff=TYPO)
     ]
     close = difflib.get_close_matches(given, near, n=3, cutoff=TYPO if "." not in given else 0.6)
-    return close or [tails[tail] for tail in difflib.get_close_matches(own, tails, n=3, cutoff=TYPO)]
+    similar = difflib.get_close_matches(own, dict.fromkeys(tails), n=3, cutoff=TYPO)
+    return close or [key for key, tail in zip(known, tails, strict=True) if tail in similar][:3]
 
 
 def first_lines(error: Exception) -> str:
