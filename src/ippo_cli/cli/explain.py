@@ -116,6 +116,8 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
         return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
+    if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
+        return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
     return ConfigError(text, *value_rule(first_lines(error), name))
 
 
