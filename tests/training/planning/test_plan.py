@@ -115,19 +115,19 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
     return planned.value
 
 
-def test_the_embedded_plan_shows_models_phases_and_prompts_within_160_columns(tmp_path, capsys) -> None:
+def test_the_embedded_plan_shows_models_phases_and_prompts_within_100_columns(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
     show_plan(config)
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 100
     for label in ("low actor", "low critic", "low reference", "high actor"):
         assert sum(line.startswith(label) for line in lines) == 1, label
     assert "load " in said
     assert "rollout " in said
     assert "targets " in said
     assert "update " in said
-    assert sum(line.startswith("low reads") for line in lines) == 2
+    assert sum(line.startswith("low prompt") for line in lines) == 2
     assert "warning" not in said
 
 
@@ -372,7 +372,7 @@ def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     show_plan(config)
     shown = capsys.readouterr().out
     assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
-    assert "high reads" in shown
+    assert "high prompt" in shown
 
 
 def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
@@ -390,7 +390,7 @@ def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) ->
     example = Path(__file__).resolve().parents[3] / "scripts" / "examples" / "small_model.py"
     runpy.run_path(str(example))["make"](text, tmp_path / "model", vocabulary=300, hidden=32, layers=1, seed=0)
     show_plan(jsonl_config(tmp_path, tmp_path / "model", "task.chat_template=true"))
-    assert "solo reads      '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
+    assert "solo prompt     '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
@@ -412,7 +412,7 @@ def cluster_config(root: Path, *more: str) -> Config:
 def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
     show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 100
     said = " ".join(" ".join(lines).split())
     assert "ranks 8, each 4 samples per iteration" in said
     assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
