@@ -105,7 +105,7 @@ def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
         ("{folder}/syntax.py:score", r"cannot be imported \(SyntaxError"),
         (
             "{folder}/raises.py:score",
-            r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); mend the file",
+            r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); correct that file",
         ),
         ("{folder}/leaves.py:score", r"cannot be imported \(.*leaves.py:2: SystemExit: 0\)"),
         ("leaving_module:score", r"cannot be imported \(.*leaving_module.py:2: SystemExit: 0\)"),

@@ -283,7 +283,7 @@ def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
         ("stranger", "names 'nobody', who is no agent; they are pro contra judge"),
         ("numbers", "as a dict from agent to text, not {'pro': 3}"),
         ("nothing", "must begin with who speaks"),
-        ("early", r"fails \(.*own.py:\d+: KeyError: 'field'\); mend it"),
+        ("early", r"fails \(.*own.py:\d+: KeyError: 'field'\); correct it there"),
         ("paying", "rewards as a dict from agent to number, not 3.0"),
     ],
 )

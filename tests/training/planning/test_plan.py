@@ -154,7 +154,7 @@ class World:
     ("words", "said"),
     [
         ("'many words'", r"max_prompt_tokens=6 does not allow agent player's prompt of 11 tokens"),
-        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); mend it"),
+        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); correct it there"),
     ],
 )
 def test_a_world_whose_first_words_are_too_many_or_none_is_refused(tmp_path, words: str, said: str) -> None:
