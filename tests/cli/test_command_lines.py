@@ -49,6 +49,7 @@ TRAIN = [
     (["seed=1,2,3"], ["has several values", "add -m"]),
     (["rollout.stop_strings=Q:,A:"], ["must be a list; write 'rollout.stop_strings=[Q:,A:]'"]),
     (["rollout.stop_strings=[a],[b]"], ["has several values; add -m to train once with each of them"]),
+    (["rollout.stop_strings=a,b"], ["must be a list", "write 'rollout.stop_strings=[a,b]'"]),
     (["task.agents.low.template=Sort, please"], ["""quotes: 'task.agents.low.template="Sort, please"'"""]),
     (["experiment=nope"], ["is an unknown option", "choose from", "probe_grid"]),
     (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),

@@ -129,7 +129,7 @@ def talk(example, agents):
             ["task=environment", "task.environment=broken.py:World"],
             "broken.py:World fails (broken.py:3: KeyError: 'moves')",
         ),
-        (["task.protocol=broken.py:talk"], "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); mend it"),
+        (["task.protocol=broken.py:talk"], "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); correct it there"),
         (["task.protocol=broken.py"], "names a file, and not what in it; use task.protocol="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -115,6 +115,8 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
         return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
+    if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
+        return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
     rule, remedy = value_rule(first_lines(error), name)
     if rule == NO_LIST and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
         remedy = f"write '{name}=[{several}]'"
@@ -152,7 +154,7 @@ def explain_key(
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
     corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
-    answer = None if corrected else find_answer(name)
+    answer = None if corrected or ".agents." in name else find_answer(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]

@@ -21,15 +21,15 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
   ippo-eval run=outputs/default/RUN                    the newest checkpoint
   ippo-eval run=outputs/default/RUN checkpoint=best    or latest, initial, an iteration's number
   ippo-eval run=outputs/default/RUN evaluation.seed=7 rollout.temperature=0.5
-  ippo-eval run=outputs/default/RUN evaluation.num_generations=8   8 samples a row: pass@2, 4 and 8
-  ippo-eval run=outputs/default/RUN format=markdown    a row per agent and part; json, csv, latex
-  ippo-eval run=outputs/default/RUN json=true          only JSON on stdout, all else on stderr
-  ippo-eval run=outputs/default/RUN compare=initial    two on the same rows: intervals, p values
-  ippo-eval run=outputs/default/RUN compare=PATH       a run (compare_checkpoint=best) or a model
-  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true   agents of several runs
-  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all   or of one run: best,initial,40
-  ippo-eval model=PATH task=sorting_solo               one folder or hub id for all agents
-  ippo-eval model=exported task=sorting                a team that ippo-export wrote
+  ippo-eval run=outputs/default/RUN evaluation.num_generations=8     8 samples a row: pass@2, 4, 8
+  ippo-eval run=outputs/default/RUN format=markdown      a row per agent and part; json, csv, latex
+  ippo-eval run=outputs/default/RUN json=true            only JSON on stdout, all else on stderr
+  ippo-eval run=outputs/default/RUN compare=initial      two on the same rows: intervals, p values
+  ippo-eval run=outputs/default/RUN compare=PATH         a run (compare_checkpoint=best) or a model
+  ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of several runs
+  ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       of one run: best,initial,40
+  ippo-eval model=PATH task=sorting_solo                 a folder or hub id for all agents
+  ippo-eval model=exported task=sorting                  a team that ippo-export wrote
   ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"'
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
@@ -41,7 +41,7 @@ refused. Scores with 95 % intervals are printed and written to evaluations/ in t
 (for model= in output_dir), with every response in a file beside them.
 """
 EXPORT_HELP = """\
-ippo-export: write a run's agents as Hugging Face folders with model cards, seen to load the same.
+ippo-export: write a run's agents as Hugging Face folders, verified to load identically.
 
   ippo-export run=outputs/default/RUN to=exported                   newest weights: exported/AGENT/
   ippo-export run=outputs/default/RUN to=exported checkpoint=best   latest, initial, or a number
@@ -73,7 +73,7 @@ SWEEP_HELP = """\
 ippo-sweep: one table and one picture for a sweep, finished or not.
 
   ippo-sweep outputs/default/multirun-20260101-120000     the folder that has sweep.json
-  ippo-sweep outputs/grpo-seeds                           or a folder of runs, such as a job array's
+  ippo-sweep outputs/grpo-seeds                           or a folder of runs, as of a job array
   ippo-sweep outputs/default/multirun-... to=report       write the report elsewhere
 
 One line for each configuration: jobs that differ only in their seed are one line, with the mean of
