@@ -51,6 +51,8 @@ def test_answers_name_keys_that_exist(keys: set[str]) -> None:
             solo = word.replace("<name>", "solo")
             if word.endswith((".py", ".md")) or word.startswith("sweep."):
                 continue
+            if solo.startswith("actor.model_args."):  # arguments of the loader, which no schema lists
+                continue
             if solo not in keys and word != "task.agents" and not any(key.startswith(f"{solo}.") for key in keys):
                 wrong.append((theirs, word))
         for group, option in re.findall(r"(?<![\w.])([a-z_]+)=([a-z_0-9]+)", words):
@@ -136,7 +138,6 @@ def test_every_documented_key_of_a_project_has_an_answer(project: str, keys: set
         ("trainer.no_such_key", "docs/migrating.md lists those with a counterpart here"),
         ("cluster.no_such_key", "docs/migrating.md lists those with a counterpart here"),
         ("batch_size", "use algorithm.mini_batch_size"),
-        ("tokenizer", "a model's tokenizer is read from the model's folder"),
         ("trust_remote_code", "code that comes with a model is not executed"),
     ],
 )
