@@ -15,6 +15,7 @@ import textwrap
 import tokenize
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -99,6 +100,12 @@ SHOWN = (
 )
 
 
+@cache
+def composed(*overrides: str) -> DictConfig:
+    """The composed configuration; a second each, so that pages share them. Not to be changed."""
+    return compose_node(overrides)
+
+
 def comments(cls: type[Any]) -> dict[str, str]:
     """What stands behind each field of a schema class, at its end where it has several lines."""
     found: dict[str, str] = {}
@@ -159,7 +166,7 @@ def help_text() -> str:
         ordered = [first, *(option for option in options if option != first)] if first else options
         lines += _folded_columns(f"  {group:<12}", " | ".join(ordered))
     lines.append(HELP_TAIL.rstrip("\n"))
-    node = compose_node([])
+    node = composed()
     for key in (*TOP_KEYS, *SHOWN):
         group, _, leaf = key.rpartition(".")
         value = shown(OmegaConf.select(node, key))
@@ -180,7 +187,7 @@ def help_keys() -> str:
         for project in reversed(read_projects().values())
         for theirs, answer in project.keys.items()
     }
-    keys = dict(_help_entries(schema.RunConfig, {"": compose_node([])}, ""))
+    keys = dict(_help_entries(schema.RunConfig, {"": composed()}, ""))
     found: dict[str, dict[str, str]] = {}
     for group, options in ordered_groups().items():
         first = default_choice(group)
@@ -188,7 +195,7 @@ def help_keys() -> str:
         found[group] = {option: _first_comment(config_dir() / group / f"{option}.yaml") for option in ordered}
         by_class: dict[type[Any], dict[str, Any]] = {}
         for option in ordered:
-            node = compose_node([f"{group}={option}"])[group]
+            node = composed(f"{group}={option}")[group]
             by_class.setdefault(OmegaConf.get_type(node), {})[option] = node
         for cls, nodes in by_class.items():
             for key, entry in _help_entries(cls, nodes, f"{group}."):
@@ -272,12 +279,12 @@ def config_page() -> str:
     lines[-1] = lines[-1].rstrip(",") + "."
     lines += ["`task.agents.<name>.actor=` and `.critic=` choose another kind for one agent.", ""]
     lines += ["## Top level", ""]
-    lines += _table(schema.RunConfig, {"": compose_node([])})
+    lines += _table(schema.RunConfig, {"": composed()})
     for group, options in ordered_groups().items():
         lines += [f"## `{group}=`", ""]
         by_class: dict[type[Any], dict[str, Any]] = {}
         for option in options:
-            node = compose_node([f"{group}={option}"])[group]
+            node = composed(f"{group}={option}")[group]
             cls = OmegaConf.get_type(node)
             by_class.setdefault(cls, {})[option] = node
         for cls, nodes in by_class.items():
@@ -302,7 +309,7 @@ def by_actor() -> list[str]:
     rows: dict[str, str] = {}
     for critic in ("separate", "value_head"):
         tiny, full = (
-            dict(leaves(OmegaConf.to_container(compose_node([f"critic={critic}", f"actor={actor}"]), resolve=True)))
+            dict(leaves(OmegaConf.to_container(composed(f"critic={critic}", f"actor={actor}"), resolve=True)))
             for actor in ("tiny", "full")
         )
         for key in sorted(tiny.keys() & full.keys()):
