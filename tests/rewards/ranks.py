@@ -27,7 +27,8 @@ from ippo_cli.rewards.counterfactual import answers_to_prompts, recombined_basel
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, mixed_scores, processed, score, stop_beyond_budget
+from ippo_cli.rewards.processors import apply_processors
+from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, mixed_scores, score, stop_beyond_budget
 from ippo_cli.types import Episode
 
 AGENTS = ["low", "high"]
@@ -100,10 +101,10 @@ def main() -> dict[str, Any]:
     numbers = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]][RANK])
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
     numbers, once = numbers[:, None], torch.ones(3, dtype=torch.long)
-    found["zscore"] = processed(numbers, once, keep, settings(), ScoreMoments())[0][:, 0].tolist()
+    found["zscore"] = apply_processors(numbers, once, keep, settings(), ScoreMoments())[0][:, 0].tolist()
     moments = ScoreMoments(count=2, mean=1.5, squares=0.5)  # of 1 and 2, on whatever rank
     running = settings(processor=[Processor.running_zscore])
-    scaled, moments = processed(numbers, once, keep, running, moments)
+    scaled, moments = apply_processors(numbers, once, keep, running, moments)
     found["running zscore"], found["observed"] = scaled[:, 0].tolist(), asdict(moments)
     by_turn = score(EnvironmentReward(["low"]), uneven(), settings(), {"low": ScoreMoments()})
     low = by_turn.scores["low"]
