@@ -412,7 +412,7 @@ def cluster_config(root: Path, *more: str) -> Config:
 def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
     show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 100
+    assert [line for line in lines if len(line) > 100 and str(tmp_path) not in line] == []
     said = " ".join(" ".join(lines).split())
     assert "ranks 8, each 4 samples per iteration" in said
     assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
@@ -479,12 +479,12 @@ def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp
 
 
 def test_the_speed_is_that_of_products_that_nothing_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, product = [], torch.mm
+    calls: list[torch.dtype] = []
 
     def delayed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         calls.append(left.dtype)
         time.sleep(0.1 * (len(calls) % 2 == 0))  # the first one timed is the second
-        return product(left, right)
+        return left  # processors without bf16 instructions take seconds for a product
 
     monkeypatch.setattr(torch, "mm", delayed)
     assert measured_speed(2, Dtype.bf16).operations > 2 * 768**3 / 0.1 / 2

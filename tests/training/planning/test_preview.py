@@ -129,7 +129,7 @@ def test_an_environment_that_fails_whatever_is_answered_is_refused(
     step: str, actions: str, said: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^task.environment=my_env.py:make fails .*{said}.*; correct it there"):
+    with pytest.raises(ConfigError, match=f"^task.environment=\\S*my_env.py:make fails .*{said}.*; correct it there"):
         own_world(step, actions)
 
 
