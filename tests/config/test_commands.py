@@ -130,3 +130,10 @@ def test_long_commands_have_a_line_of_their_own() -> None:
     shown = block(f"saved after iteration 3; go on with: {command}").splitlines()
     assert command in shown
     assert max(map(len, block("x" * 500).splitlines())) <= 110
+
+
+def test_long_path_in_an_error_stays_whole() -> None:
+    path = "/" + "/".join(["a-folder"] * 20) + "/file.py:make"
+    text = block(f"task.environment={path} fails; correct it there")
+    assert f"task.environment={path}" in text.splitlines()
+    assert max(map(len, block("x" * 500).splitlines())) <= 100
