@@ -14,7 +14,7 @@ import torch
 from rows import rollout
 from torch import Tensor, nn
 
-from ippo_cli.agents import build
+from ippo_cli.agents import build, references
 from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
@@ -84,6 +84,11 @@ def asked(policy: Any, rows: list[int]) -> Tensor:
         return policy(sequences, temperature=0.7, chunk_tokens=2).logprobs
 
 
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Within four roundings: the kernels of some processors depend on the alignment of the weights in memory."""
+    return torch.allclose(one, other, rtol=0, atol=2e-6)
+
+
 def results(model: str) -> dict[str, Any]:
     config = typed(resolve(compose_node([*KEYS, f"actor.model={model}"])))
     name, agent = next(iter(config.task.agents.items()))
@@ -92,21 +97,21 @@ def results(model: str) -> dict[str, Any]:
     expected = asked(whole, own)
     size = sum(parameter.numel() for parameter in whole.parameters())
     del whole
-    frozen = build._Frozen(CPU)
+    frozen = references.FrozenWeights(CPU)
     policy = build._policy(config, name, agent, model, None, frozen)
     critic = build._critic(config, name, agent, model, None, frozen)
     found: dict[str, Any] = {"policy": unmapped(policy), "critic": unmapped(critic)}
     del policy, critic
     with Memory() as memory:
-        reference, engine = build._reference(config, name, agent.actor, model, frozen)
+        reference, engine = references.reference_policy(config, name, agent.actor, model, frozen)
     assert engine is not None
     found["share"] = memory.growth / (4 * size)
     found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
     refuse_unreadable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
-    found["same"] = torch.equal(asked(reference, own), expected)
+    found["same"] = equal(asked(reference, own), expected)
     for gather in ("all", "layer"):
         with Memory() as memory, engine.inference(gather=gather) as module:
-            found[gather] = all([torch.equal(asked(module, own), expected) for _ in range(3)])
+            found[gather] = all([equal(asked(module, own), expected) for _ in range(3)])
         found[f"{gather} growth"] = memory.growth / (4 * size)
     found["kept"] = sum(parameter.numel() for parameter in reference.parameters()) / size
     engine.destroy()

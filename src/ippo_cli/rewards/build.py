@@ -38,7 +38,6 @@ from ippo_cli.rewards.math import MathReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.model import ModelReward
 from ippo_cli.rewards.number import NearNumber
-from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.rewards.responses import OfResponses, ResponseReward
 
 Agents = Mapping[str, AgentConfig]
@@ -46,7 +45,6 @@ Agents = Mapping[str, AgentConfig]
 
 def build_reward(config: RewardConfig, agents: Agents) -> RewardFunction:
     """Raise `ConfigError` for a reward that cannot work with these agents. What is built is to be closed."""
-    check_processor_functions(config.processor)
     return BUILDERS[config.kind](config, agents)
 
 

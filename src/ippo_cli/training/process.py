@@ -45,6 +45,7 @@ from ippo_cli.rewards.contract import (
     try_reward,
 )
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
@@ -202,6 +203,7 @@ def build_trainer(
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
         with distributed.failing_together():
+            check_processor_functions(config.reward.processor)
             console.warn(try_reward(reward, sample_examples(task.train, task.held_out)))
             reach_reward(reward)
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)

@@ -18,6 +18,7 @@ from ippo_cli.config.text import PAGE_WIDTH, format_table, listed, shortened
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardFunction, close_reward, reach_reward, sample_examples, try_reward
+from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
@@ -61,6 +62,7 @@ def show_plan(config: Config) -> None:
         machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
     check_quantization_device(config, machine.device, here=config.plan.devices is None)
     task = load_task(config.task, config.seed)
+    check_processor_functions(config.reward.processor)
     reward = build_reward(config.reward, config.task.agents)
     try:
         reward_notes = try_reward(reward, sample_examples(task.train, task.held_out))

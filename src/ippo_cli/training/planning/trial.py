@@ -19,10 +19,12 @@ def refuse_untrainable(config: Config, ranks: int) -> None:
     if ranks == 1:
         from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs
         from ippo_cli.rewards.contract import close_reward, reach_reward, sample_examples, try_reward
+        from ippo_cli.rewards.processors import check_processor_functions
         from ippo_cli.training.planning.preflight import device_kind
         from ippo_cli.training.planning.reward_trial import check_primary_metric
 
         device_kind(config.launch.device)
+        check_processor_functions(config.reward.processor)
         reward = build_reward(config.reward, config.task.agents)
         try:
             try_reward(reward, sample_examples(task.train, task.held_out))
