@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
-from ippo_cli.training.garbage import collect_as_usual, collect_seldom
+from ippo_cli.runs.garbage_collection import collect_as_usual, collect_seldom
 
 collect_seldom()  # until all tests are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")

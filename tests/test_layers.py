@@ -1,4 +1,4 @@
-"""Who may import whom: downwards, or within a layer; and each outside library in its own place."""
+"""Packages import only packages before them in one order; each outside library has its own place."""
 
 from __future__ import annotations
 
@@ -16,40 +16,47 @@ import pytest
 import ippo_cli
 
 ROOT = Path(ippo_cli.__file__).parent
-LAYERS = {
-    "config": 0,
-    "types": 1,
-    "formulas": 1,
-    "engine": 2,
-    "models": 2,
-    "tasks": 2,
-    "rewards": 2,
-    "agents": 3,
-    "rollout": 3,
-    "algorithms": 3,
-    "training": 4,
-    "evaluation": 5,
-    "cli": 6,
-}
+ORDER = [
+    "config",
+    "types",
+    "formulas",
+    "user_code",
+    "engine",
+    "models",
+    "tasks",
+    "rewards",
+    "algorithms",
+    "rollout",
+    "agents",
+    "runs",
+    "reporting",
+    "planning",
+    "training",
+    "evaluation",
+    "compose",
+    "sweeps",
+    "cli",
+]
+LAYERS = {part: place for place, part in enumerate(ORDER)}
 FILES = sorted(ROOT.rglob("*.py"))
 # Library -> where it may be imported.
 PLACES = {
     "deepspeed": ("engine/zero.py",),
     "peft": ("models/lora.py", "models/linear_maps.py"),
-    "hydra": ("cli/", "config/"),
-    "omegaconf": ("cli/", "config/"),
-    "yaml": ("cli/", "config/"),
+    "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py"),
+    "omegaconf": ("compose/", "sweeps/", "cli/train.py"),
+    "yaml": ("compose/", "sweeps/"),
     "vllm": ("rollout/vllm.py",),
-    "tensorboard": ("training/trackers/tensorboard_files.py",),
-    "torch.utils.tensorboard": ("training/trackers/tensorboard_files.py",),
-    "wandb": ("training/trackers/wandb_run.py",),
-    "mlflow": ("training/trackers/mlflow_run.py",),
+    "tensorboard": ("reporting/trackers/tensorboard_files.py",),
+    "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),
+    "wandb": ("reporting/trackers/wandb_run.py",),
+    "mlflow": ("reporting/trackers/mlflow_run.py",),
     "datasets": ("tasks/",),
-    "rich": ("training/",),
-    "jinja2": ("tasks/",),
-    "gymnasium": ("tasks/worlds/",),
-    "pettingzoo": ("tasks/worlds/pettingzoo_world.py",),
-    "reasoning_gym": ("tasks/worlds/reasoning_gym_world.py",),
+    "rich": ("reporting/",),
+    "jinja2": ("tasks/rows.py", "user_code/"),
+    "gymnasium": ("tasks/environments/",),
+    "pettingzoo": ("tasks/environments/pettingzoo.py",),
+    "reasoning_gym": ("tasks/environments/reasoning_gym.py",),
     "httpx2": ("rewards/remote.py",),
     "math_verify": ("rewards/math_verify_call.py",),
 }
@@ -86,15 +93,15 @@ def module(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=named)
-def test_a_module_imports_only_from_its_own_layer_or_below(file: Path) -> None:
+def test_a_module_imports_only_from_packages_before_its_own(file: Path) -> None:
     for module, line in imports(file):
         owner, _, rest = module.partition(".")
         if owner == "ippo_cli" and rest not in ("", "__version__"):
             other = LAYERS[rest.split(".")[0]]
-            assert other <= layer(file), f"{named(file)}:{line} imports {module}, which lies above it"
+            assert other <= layer(file), f"{named(file)}:{line} imports {module}, which comes after it"
 
 
-def test_every_part_of_the_package_has_a_layer() -> None:
+def test_every_package_has_a_place_in_the_order() -> None:
     parts = {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in FILES} - {"__init__"}
     assert parts == set(LAYERS)
 
@@ -116,8 +123,8 @@ def test_formulas_know_torch_and_each_other_alone() -> None:
 
 
 def test_only_what_loads_the_configuration_knows_its_loader() -> None:
-    loaders = ("ippo_cli.config.load",)
-    for part in LAYERS.keys() - {"config", "types", "cli"}:
+    loaders = ("ippo_cli.compose.load",)
+    for part in LAYERS.keys() - {"types", "compose", "sweeps", "cli"}:
         for file in (ROOT / part).rglob("*.py"):
             assert [module for module, _ in imports(file) if module.startswith(loaders)] == [], named(file)
 
@@ -127,15 +134,15 @@ def test_what_answers_before_training_imports_no_torch() -> None:
         "ippo_cli.cli.train",
         "ippo_cli.cli.evaluate",
         "ippo_cli.cli.rank",
-        "ippo_cli.cli.exits",
-        "ippo_cli.cli.resume",
-        "ippo_cli.cli.diagnose",
-        "ippo_cli.training.folder",
-        "ippo_cli.training.launch",
-        *(module(file) for file in (ROOT / "config").rglob("*.py")),
+        "ippo_cli.compose.exits",
+        "ippo_cli.compose.resume",
+        "ippo_cli.compose.diagnose",
+        "ippo_cli.runs.folder",
+        "ippo_cli.runs.launch",
+        *(module(file) for part in ("config", "compose") for file in (ROOT / part).rglob("*.py")),
     ]
     code = f"import json, sys; [__import__(name) for name in {modules!r}]; print(json.dumps(list(sys.modules)))"
-    code += "\nimport ippo_cli.training.planning.trial; print(json.dumps(list(sys.modules)))"
+    code += "\nimport ippo_cli.planning.trial; print(json.dumps(list(sys.modules)))"
     there = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, check=True
     )

@@ -61,7 +61,7 @@ def test_the_wheels_commands_compose_from_another_folder(installed, tmp_path):
     assert composed.returncode == 0, composed.stderr
     assert "objective: clip" in composed.stdout
     where = run(
-        installed / "python", "-c", "from ippo_cli.config.load import config_dir; print(config_dir())", folder=tmp_path
+        installed / "python", "-c", "from ippo_cli.compose.load import config_dir; print(config_dir())", folder=tmp_path
     )
     assert Path(where.stdout.strip()).is_relative_to(installed.parent), "the wheel's own conf/ is what is read"
     assert run(installed / "ippo-eval", "--help", folder=tmp_path).returncode == 0

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from learning import Outcome, outcome, sampled_score, tables, write_between
 
+from ippo_cli.compose.load import config_dir, from_yaml, load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import config_dir, from_yaml, load_config
 from ippo_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]

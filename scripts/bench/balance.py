@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ippo_cli.training.balance import partition
+from ippo_cli.training.minibatches import partition
 
 DRAWS = 10
 PROMPT, MEDIAN, SPREAD, LONGEST = 64, 245, 0.8, 2048

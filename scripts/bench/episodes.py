@@ -22,8 +22,8 @@ from statistics import fmean
 from algorithms import EVERY_RUN, QUICK, Job, run, with_common_arguments
 from learning import Outcome, cell, write_between
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
-from ippo_cli.config.load import load_config
 
 PARALLEL = ("task.protocol=parallel", "task.agents.second.template='{own}<'")
 MARKERS = ("<!-- results -->", "<!-- /results -->")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from ideal import Ideal, TurnTokens
 
-from ippo_cli.cli.exits import guarded
 from ippo_cli.cli.train import _with_hydra
+from ippo_cli.compose.exits import guarded
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Episode, Experience
 

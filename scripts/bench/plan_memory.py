@@ -87,10 +87,10 @@ def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
-    from ippo_cli.config.arithmetic import arithmetic
-    from ippo_cli.config.load import compose_node, resolve, typed
+    from ippo_cli.compose.load import compose_node, resolve, typed
+    from ippo_cli.config.batch_sizes import arithmetic
+    from ippo_cli.planning.preflight import memory_of, read_material
     from ippo_cli.tasks.task import load_task
-    from ippo_cli.training.planning.preflight import memory_of, read_material
 
     config = typed(resolve(compose_node(list(overrides))))
     task = load_task(config.task, config.seed)

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from ippo_cli.cli.arguments import arguments
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.subjects import held_out

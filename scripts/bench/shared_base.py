@@ -120,7 +120,7 @@ def _held() -> int:
 
 def _decoding(trainer: Any) -> dict[str, float]:
     """Seconds of a rollout of all agents at once, and one after another."""
-    from ippo_cli.training.stopwatch import Stopwatch
+    from ippo_cli.reporting.stopwatch import Stopwatch
 
     modules = [agent.policy.engine.module for agent in trainer.state.team.values()]
     base = modules[0].rows_apart
@@ -161,15 +161,15 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
 @contextmanager
 def _trainer(folder: Path, shape: Shape, agents: int, keys: list[str]) -> Any:
     """A built trainer of so many agents."""
+    from ippo_cli.compose.load import compose_node, resolve, typed
     from ippo_cli.config.checks import check
-    from ippo_cli.config.load import compose_node, resolve, typed
     from ippo_cli.config.schema import Console as Style
     from ippo_cli.engine import distributed
-    from ippo_cli.training.console import Console
-    from ippo_cli.training.folder import reserve_folder
+    from ippo_cli.reporting.console import Console
+    from ippo_cli.reporting.run_log import Run, RunState
+    from ippo_cli.runs.folder import reserve_folder
+    from ippo_cli.runs.signals import PreemptionHandler
     from ippo_cli.training.process import build_trainer, prepare_process
-    from ippo_cli.training.run import Run, RunState
-    from ippo_cli.training.signals import PreemptionHandler
 
     plain = resolve(compose_node([*make(folder, shape, agents), *RUN, *keys]))
     config = typed(plain)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, IllegalMove, ObservationForm, Opponent, PettingzooConfig, TaskKind
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.worlds.build import make_environment
+from ippo_cli.tasks.environments.build import make_environment
 
 AGENTS = ("first", "second")
 LETTERS = "abc"  # that are copied

@@ -30,10 +30,10 @@ from learning import Outcome, Point, write_between
 from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 
 MARKERS = ("<!-- benchmark -->", "<!-- /benchmark -->")
 

@@ -22,11 +22,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ippo_cli.cli.exits import guarded
 from ippo_cli.cli.train import _with_hydra
-from ippo_cli.training import process, stopwatch
+from ippo_cli.compose.exits import guarded
+from ippo_cli.planning.memory import Memory
+from ippo_cli.reporting import stopwatch
+from ippo_cli.training import process
 from ippo_cli.training.checkpoint import Checkpoints
-from ippo_cli.training.planning.memory import Memory
 from ippo_cli.training.trainer import Trainer
 
 EVERY_S = 0.003

@@ -1,4 +1,4 @@
-"""The carriers: what each room of the corridor hands to the next.
+"""Data types: each stage of an iteration returns the type that the next stage takes.
 
 Legend for every shape in this project: **B** sequences, **P** prompt tokens (left-padded), **R** response tokens
 (right-padded), **V** vocabulary, **K** turns.
@@ -31,6 +31,9 @@ C = TypeVar("C", bound=Any)
 
 Example = Mapping[str, Any]
 """One row of a task's data: the fields that templates and rewards may use."""
+
+Lesson = Sequence[tuple[str, str]]
+"""One agent's turns of one warm-start episode: (prompt, answer) pairs."""
 
 
 def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:

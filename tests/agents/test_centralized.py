@@ -10,11 +10,11 @@ import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
 from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.critic_view import Layout
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import CentralizedCriticConfig, Config
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.rollout.critic_view import Layout
 
 BY_TURN = ["algorithm.credit=turn", "algorithm.turn_value=first", "algorithm.value_unit=turn"]
 

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from ippo_cli.agents.critic_start import load_critic, start_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import SeparateCriticConfig
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

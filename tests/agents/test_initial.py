@@ -13,11 +13,11 @@ import transformers.utils.hub
 from folders import model_folder
 
 from ippo_cli.agents.initial import pinned, record_file, refuse_other_vocabularies, warm_start_lessons
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
+from ippo_cli.runs.folder import reserve_folder
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.folder import reserve_folder
 from ippo_cli.training.process import run_training
 
 

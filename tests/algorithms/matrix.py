@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from ippo_cli.cli.exits import leave
+from ippo_cli.compose.exits import leave
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.engine import distributed
-from ippo_cli.training.console import Console
-from ippo_cli.training.folder import reserve_folder
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.runs.folder import reserve_folder
+from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.training.process import build_trainer, prepare_process
-from ippo_cli.training.run import Run, RunState
-from ippo_cli.training.signals import PreemptionHandler
 
 
 def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs
-from ippo_cli.algorithms.targets import sample_counts
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Advantage
 from ippo_cli.engine import distributed
+from ippo_cli.training.targets import sample_counts
 from ippo_cli.training.update import minibatches
 from ippo_cli.types import Rollout, StepContext, Targets, joined
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, AdvantageOutputs, at_turn_value, turn_values
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
 from ippo_cli.formulas import gae, place_scores
 from ippo_cli.types import Rollout

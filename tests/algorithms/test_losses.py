@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ippo_cli.algorithms.losses import policy_objective, value_objective
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import PolicyOutput
 from ippo_cli.tasks.task import response_budgets
 from ippo_cli.types import Minibatch, Rollout, Targets

@@ -13,8 +13,8 @@ import torch
 from rank_scripts import finish, said, start_ranks
 from small import SMALL
 
+from ippo_cli.compose.load import config_dir, load_config
 from ippo_cli.config.checks import check
-from ippo_cli.config.load import config_dir, load_config
 from ippo_cli.config.schema import Config, CriticKind
 
 pytestmark = pytest.mark.slow

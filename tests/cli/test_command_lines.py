@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.cli import evaluate, exits, export, train
-from ippo_cli.cli.exits import MAX_LINES, WIDTH
-from ippo_cli.config.load import compose_node, resolve, to_yaml
+from ippo_cli.cli import evaluate, export, train
+from ippo_cli.compose import exits
+from ippo_cli.compose.exits import MAX_LINES, WIDTH
+from ippo_cli.compose.load import compose_node, resolve, to_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export": export.main}

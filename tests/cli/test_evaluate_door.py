@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli import evaluate, exits
-from ippo_cli.config.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.cli import evaluate
+from ippo_cli.compose import exits
+from ippo_cli.compose.load import compose_node, load_config, resolve, to_yaml
 
 LOADING = "ippo-eval: loading libraries and weights\n"  # where what is wrong is known from checkpoints alone
 Call = Callable[..., tuple[int, str]]

@@ -11,8 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from ippo_cli.cli import chat, exits, export
-from ippo_cli.config.load import compose_node, resolve, to_yaml
+from ippo_cli.cli import chat, export
+from ippo_cli.compose import exits
+from ippo_cli.compose.load import compose_node, resolve, to_yaml
 
 LOADING = re.compile(r"ippo-\w+: loading libraries and weights\n")  # before what checkpoints alone can tell
 Call = Callable[..., tuple[int, str]]

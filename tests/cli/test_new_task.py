@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli.arguments import arguments
 from ippo_cli.cli.new_task import new_task
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.user_files import check_own_files
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.files import check_own_files
-from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.tasks.task import load_task
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import ippo_cli
-from ippo_cli.cli.diagnose import groups, offered
+from ippo_cli.compose.diagnose import groups, offered
 
 SOURCE = Path(ippo_cli.__file__).parents[1]
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "rich")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config.load import PER_AGENT, compose_node, resolve, typed
+from ippo_cli.compose.load import PER_AGENT, compose_node, resolve, typed
 from ippo_cli.config.schema import Config
 
 # What an option needs besides its name; an option without an entry needs nothing.

@@ -14,12 +14,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
+from ippo_cli.compose.load import config_dir, typed
 from ippo_cli.config import applicability, checks, data, reward_models, rewards, schema
-from ippo_cli.config.arithmetic import arithmetic
+from ippo_cli.config.batch_sizes import arithmetic
 from ippo_cli.config.checks import check, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
 from ippo_cli.config.errors import ConfigError, split_errors
-from ippo_cli.config.load import config_dir, typed
 
 Make = Callable[..., Any]
 Line = tuple[Path, int]

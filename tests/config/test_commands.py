@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli.arguments import arguments, quoted
-from ippo_cli.cli.exits import block
-from ippo_cli.cli.resume import continued
+from ippo_cli.compose.arguments import arguments, quoted
+from ippo_cli.compose.exits import block
+from ippo_cli.compose.resume import continued
 from ippo_cli.config.commands import (
     hydra_override,
     quote_for_hydra,

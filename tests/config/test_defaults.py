@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from ippo_cli.compose.load import compose_node, config_dir, leaves, load_config, resolve
+from ippo_cli.compose.user_files import check_own_files
 from ippo_cli.config.checks import check
-from ippo_cli.config.files import check_own_files
-from ippo_cli.config.load import compose_node, config_dir, leaves, load_config, resolve
 from ippo_cli.config.schema import Config
 
 MODEL = ("actor=full", "actor.model=some/model")

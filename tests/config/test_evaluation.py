@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.evaluation import check_effect, refuse_unlike
-from ippo_cli.config.load import load_config
 
 DIVIDED = ("task=jsonl", "task.train=a.jsonl", "task.eval=null", "task.eval_share=0.2", "actor.model=x")
 ASKED = ("task.agents.solo.template='{q}'", "task.agents.solo.answer='{a}'")

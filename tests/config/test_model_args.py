@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.schema import Config
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from folders import model_folder
 
-from ippo_cli.cli.hub import settle_hub
+from ippo_cli.compose.hub_names import settle_hub
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.model_hub import download_models
 from ippo_cli.config.schema import Config
 

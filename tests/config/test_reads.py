@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import ippo_cli
+from ippo_cli.compose.load import KINDS
 from ippo_cli.config import schema
-from ippo_cli.config.load import KINDS
 
 SOURCE = Path(ippo_cli.__file__).parent
 CLASSES: dict[str, type[Any]] = {name: cls for name, cls in vars(schema).items() if is_dataclass(cls)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ippo_cli.compose.load import compose_node, leaves, resolve
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, leaves, resolve
 from ippo_cli.config.secrets import is_secret_name, kept, redacted, refuse_secrets, restored
 
 HF = "hf_" + "aB3" * 8

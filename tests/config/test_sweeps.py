@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
+from ippo_cli.compose.load import SWEEPS, compose_node, config_dir, load_config, resolve, typed_sweep
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import SWEEPS, compose_node, config_dir, load_config, resolve, typed_sweep
 from ippo_cli.config.schema import OptunaSweepConfig, PopulationSweepConfig, SearchConfig
 from ippo_cli.config.sweeps import check_job_of, check_sweep, refuse_alone
 

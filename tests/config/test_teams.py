@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.teams import base_of, bases, critics, holders, members
 
 Make = Callable[..., Any]

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from spoken import episode
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
+from ippo_cli.compose.user_files import check_own_files
 from ippo_cli.config.checks import check
-from ippo_cli.config.files import check_own_files
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import ConversationConfig, ReasoningGymConfig
 from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.planning.preview import preview
+from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.planning.preview import preview
-from ippo_cli.training.samples import sample_rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
 FILES = {name: text for name, text in re.findall(r"```\w+\n# (\S+\.(?:yaml|py))\n(.*?)```", PAGE, re.DOTALL)}

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from loaded import loaded
 
-from ippo_cli.cli.diagnose import groups
-from ippo_cli.config.aliases import read_projects
-from ippo_cli.config.load import KINDS, PLAIN, compose_node, leaves, resolve
-from ippo_cli.training.metrics import METRICS
+from ippo_cli.compose.aliases import read_projects
+from ippo_cli.compose.diagnose import groups
+from ippo_cli.compose.load import KINDS, PLAIN, compose_node, leaves, resolve
+from ippo_cli.reporting.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 

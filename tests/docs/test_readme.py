@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import load_config
+from ippo_cli.compose.user_files import check_own_files
 from ippo_cli.config.checks import check
-from ippo_cli.config.files import check_own_files
-from ippo_cli.config.load import load_config
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ippo_cli.compose.load import compose_node, config_dir, load_config, resolve
 from ippo_cli.config.checks import check
-from ippo_cli.config.load import compose_node, config_dir, load_config, resolve
-from ippo_cli.config.own_code import names_code
-from ippo_cli.tasks.user_code import load_function
+from ippo_cli.config.python_names import names_code
+from ippo_cli.user_code.load import load_function
 
 PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
 EXPERIMENTS = sorted(file.stem for file in (config_dir() / "experiment").glob("*.yaml"))

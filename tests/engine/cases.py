@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ippo_cli.cli.exits import leave
+from ippo_cli.compose.exits import leave
 from ippo_cli.config.errors import PreemptionRequested, RewardError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine, StepResult

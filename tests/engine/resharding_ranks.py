@@ -9,7 +9,7 @@ import torch
 from cases import build, update
 from torch import Tensor
 
-from ippo_cli.cli.exits import leave
+from ippo_cli.compose.exits import leave
 from ippo_cli.engine import distributed
 
 KINDS = [*((stage, "fp32") for stage in (0, 1, 2, 3)), (1, "bf16"), (3, "bf16")]

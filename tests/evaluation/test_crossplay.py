@@ -13,7 +13,7 @@ import torch
 from folders import model_folder
 from small import small_config, train
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
 from ippo_cli.evaluation.crossplay import (

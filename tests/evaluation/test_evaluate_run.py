@@ -11,8 +11,8 @@ import pytest
 import torch
 from small import small_config, train
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.teams import holders
 from ippo_cli.evaluation.compare import compare
 from ippo_cli.evaluation.evaluate_run import (

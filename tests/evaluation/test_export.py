@@ -15,17 +15,17 @@ from small import train
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ippo_cli.agents.frozen import frozen_agent
+from ippo_cli.compose.load import from_yaml
 from ippo_cli.config.adapters import ADAPTER_FILES as FILES
 from ippo_cli.config.adapters import PEFT_PREFIX as PREFIX
 from ippo_cli.config.errors import ConfigError, StorageError
-from ippo_cli.config.load import from_yaml
 from ippo_cli.config.schema import Dtype
 from ippo_cli.evaluation import export as module
 from ippo_cli.evaluation.chat import Talk, chat
 from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights
 from ippo_cli.evaluation.export import Wanted, export
 from ippo_cli.models.critic import ValueModel, value_head_from
-from ippo_cli.training.sample_table import harmless
+from ippo_cli.reporting.sample_table import harmless
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.evaluation.evaluate_run import Subject
 from ippo_cli.evaluation.model_card import model_card
 

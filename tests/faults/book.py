@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from survival import ended, fingerprint, start_job, timed
 
-from ippo_cli.training.folder import read_state
+from ippo_cli.runs.folder import read_state
 
 WHERE = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 ROOT = Path(__file__).parents[2]

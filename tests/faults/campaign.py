@@ -45,7 +45,7 @@ from survival import (
 )
 
 from ippo_cli.config.faults import POINTS
-from ippo_cli.training.folder import all_checkpoints, read_state
+from ippo_cli.runs.folder import all_checkpoints, read_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")

@@ -18,9 +18,9 @@ from rank_scripts import SOURCE
 from small import new_run, rows, small
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.training.checkpoint_files import damaged, newest_intact
-from ippo_cli.training.faults import passed
-from ippo_cli.training.folder import MANIFEST, all_checkpoints, read_state
+from ippo_cli.runs.checkpoint_files import damaged, newest_intact
+from ippo_cli.runs.faults import passed
+from ippo_cli.runs.folder import MANIFEST, all_checkpoints, read_state
 from ippo_cli.training.process import run_training
 
 NEVER = "compose:error:1000000"  # a fault that does not happen: with it points are counted

@@ -11,7 +11,7 @@ from survival import ONE_AGENT, SHORT, damaged_by_a_flip, ended, fingerprint, st
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.faults import POINTS
-from ippo_cli.training.folder import MANIFEST, all_checkpoints, read_state
+from ippo_cli.runs.folder import MANIFEST, all_checkpoints, read_state
 
 KEYS = (*SHORT, ONE_AGENT)  # two agents are stopped in test_resume.py, and in the campaign
 

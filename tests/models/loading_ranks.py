@@ -15,7 +15,7 @@ from rows import rollout
 from torch import Tensor, nn
 
 from ippo_cli.agents import build, references
-from ippo_cli.config.load import compose_node, resolve, typed
+from ippo_cli.compose.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_causal_lm, refuse_unreadable_tokens

@@ -33,8 +33,8 @@ from transformers import (
 )
 
 from ippo_cli.agents.critic_start import load_critic
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Dtype, SeparateCriticConfig
 from ippo_cli.models.actor import LogitHead, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, value_model

@@ -22,15 +22,15 @@ import train_reward_model  # noqa: E402
 from small_model import make  # noqa: E402
 from spoken import episode  # noqa: E402
 
+from ippo_cli.compose.load import load_config  # noqa: E402
 from ippo_cli.config.errors import ConfigError, PreflightError  # noqa: E402
-from ippo_cli.config.load import load_config  # noqa: E402
 from ippo_cli.config.schema import Config, Dtype  # noqa: E402
 from ippo_cli.models.actor import load_causal_lm  # noqa: E402
 from ippo_cli.models.critic import value_model  # noqa: E402
 from ippo_cli.models.reward_model import ConversationWriter, RewardModel, load_reward_model  # noqa: E402
+from ippo_cli.planning.reward_models import frozen_reward_models  # noqa: E402
 from ippo_cli.rewards.build import build_reward  # noqa: E402
 from ippo_cli.rewards.contract import Reward  # noqa: E402
-from ippo_cli.training.planning.reward_models import frozen_reward_models  # noqa: E402
 
 TEXT = "the sea is a large body of salt water and it is also home to many animals whales for example"
 WORDS = TEXT.split()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Alphabet, TinyActorConfig
 from ippo_cli.models.actor import load_tokenizer
 from ippo_cli.models.tiny import _supervised_batch, character_tokenizer, tiny_config, tokenizer_of, warm_start
-from ippo_cli.tasks.warm_start import Lesson
+from ippo_cli.types import Lesson
 
 COMMON, RARE = ("ab>", "x"), ("cd>", "y")  # prompt, answer
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ippo_cli.compose.load import compose_node, resolve, typed
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import Config, FunctionRewardConfig
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.exact_match import ExactMatch
 from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.rewards.responses import OfResponses
+from ippo_cli.rewards.response_adapter import OfResponses
 
 
 @pytest.fixture(scope="module")

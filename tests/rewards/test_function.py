@@ -12,8 +12,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.rewards.responses import OfResponses
-from ippo_cli.tasks.user_code import load_function
+from ippo_cli.rewards.response_adapter import OfResponses
+from ippo_cli.user_code.load import load_function
 
 FILE = """
 from __future__ import annotations

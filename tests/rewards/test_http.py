@@ -22,15 +22,15 @@ import reward_server
 from servers import Said, serving
 from spoken import episode, spoken_once
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
+from ippo_cli.planning.trial import refuse_untrainable
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import Reward, close_reward, reach_reward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.score import attempt
-from ippo_cli.training.planning.trial import refuse_untrainable
 from ippo_cli.types import Episode
 
 SORTED = spoken_once([{"letters": str(row)} for row in range(6)], {"low": list("abcdef"), "high": list("ABCDEF")})

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from servers import Said, serving
 from spoken import spoken_once
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward

@@ -14,11 +14,11 @@ import pytest
 import torch
 from spoken import episode, spoken_once
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import compose_node, config_dir, from_yaml, resolve, to_yaml, typed
+from ippo_cli.compose.mix import complete_parts
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, config_dir, from_yaml, resolve, to_yaml, typed
-from ippo_cli.config.mix import complete_parts
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
     Config,

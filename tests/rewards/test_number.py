@@ -7,13 +7,13 @@ from decimal import Decimal
 
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.gsm8k import reference_number
 from ippo_cli.rewards.number import NearNumber, parts_of
-from ippo_cli.rewards.responses import OfResponses
+from ippo_cli.rewards.response_adapter import OfResponses
 
 WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
 

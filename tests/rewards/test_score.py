@@ -15,7 +15,7 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.responses import OfResponses
+from ippo_cli.rewards.response_adapter import OfResponses
 from ippo_cli.rewards.retry import ATTEMPTS
 from ippo_cli.rewards.score import asked, attempt, score
 from ippo_cli.types import Scores

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rollout.collect import collect

@@ -13,7 +13,7 @@ import torch
 from players import Players, Rounds, said
 
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
-from ippo_cli.rollout import playing
+from ippo_cli.rollout import episode_state
 from ippo_cli.rollout.generator import Draws
 from ippo_cli.rollout.rows import to_rows
 from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
@@ -217,7 +217,7 @@ def test_an_environment_that_never_ends_is_cut_by_the_context(players: Players) 
 
 
 def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing, "MOST_STEPS", 6)
+    monkeypatch.setattr(episode_state, "MOST_STEPS", 6)
     found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
     assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
     assert {len(one.rewards) for one in found} == {6}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator

@@ -15,7 +15,7 @@ from players import model_of
 from reference import Reader, Row, Script, ScriptedWorld, Told, reference_row, replayed, templated
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import build_sequences

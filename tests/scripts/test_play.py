@@ -26,8 +26,8 @@ from play import (  # noqa: E402
     tictactoe_odds,
 )
 
+from ippo_cli.tasks.environments.build import make_environment  # noqa: E402
 from ippo_cli.tasks.warm_start import Playable  # noqa: E402
-from ippo_cli.tasks.worlds.build import make_environment  # noqa: E402
 
 EPISODES = 600
 Player = Callable[[Playable, str, int], str]  # of the world, what is told and the turns that are left

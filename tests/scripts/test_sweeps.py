@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ippo_cli.cli.sweeps.grid import expanded
-from ippo_cli.cli.sweeps.kinds import search_of
-from ippo_cli.cli.sweeps.search import Listed
+from ippo_cli.compose.load import compose_node, resolve, typed, typed_sweep
 from ippo_cli.config.checks import check
-from ippo_cli.config.load import compose_node, resolve, typed, typed_sweep
 from ippo_cli.config.sweeps import check_job_of, check_sweep
+from ippo_cli.sweeps.grid import expanded
+from ippo_cli.sweeps.kinds import search_of
+from ippo_cli.sweeps.search import Listed
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "scripts/sweeps").glob("*.sh"))
 
@@ -34,7 +34,7 @@ def no_options(group: str) -> list[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_an_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ippo_cli.cli.sweeps.optuna.find_spec", lambda name: "there")
+    monkeypatch.setattr("ippo_cli.sweeps.optuna.find_spec", lambda name: "there")
     typed_now = overrides(script)
     of_sweep = [text for text in typed_now if text.startswith("sweep")]
     of_jobs = [text for text in typed_now if text not in of_sweep]

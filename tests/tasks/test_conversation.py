@@ -13,8 +13,8 @@ from chats import FAMILIES, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ippo_cli.compose.load import compose_node, resolve, typed
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, refuse_too_long

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import ConversationConfig
 from ippo_cli.tasks import arithmetic, subjects, word_problems
 from ippo_cli.tasks.task import load_task, task_environments

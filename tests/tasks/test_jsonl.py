@@ -16,8 +16,8 @@ import datasets
 import pyarrow.parquet
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.sources import load_table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import LadderConfig
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.ladder import Ladder, ladder_examples, ladders

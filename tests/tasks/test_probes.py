@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from spoken import spoken_once
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import GridConfig, LettersConfig, TaskKind
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.probes import grid_examples, letters_examples

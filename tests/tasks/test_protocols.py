@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ippo_cli.compose.load import compose_node, resolve, typed
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.schema import AgentConfig, TaskConfig
 from ippo_cli.tasks.environment import Action, Environment, Step
 from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import RelayConfig
 from ippo_cli.tasks.relay import best_parallel_score, relay_examples
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import SignallingConfig
 from ippo_cli.tasks.signalling import signalling_examples
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import datasets
 import pytest
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import TaskKind
 from ippo_cli.tasks.task import SOURCES, load_task
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import AgentConfig, Alphabet, TinyActorConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.task import load_task

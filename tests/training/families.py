@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
 from ippo_cli.models.tiny import byte_tokenizer
 
 CHAT = (

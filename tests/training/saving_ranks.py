@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.targets import Algorithm
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import zero_config
-from ippo_cli.training import checkpoint_files
+from ippo_cli.reporting.run_log import RunState
+from ippo_cli.runs import checkpoint_files
+from ippo_cli.runs.folder import MANIFEST
+from ippo_cli.runs.random_streams import rng_state
 from ippo_cli.training.checkpoint import Checkpoints, Progress, State
-from ippo_cli.training.folder import MANIFEST
-from ippo_cli.training.random_streams import rng_state
-from ippo_cli.training.run import RunState
+from ippo_cli.training.targets import Algorithm
 
 RANK = int(os.environ["RANK"])
 ALGORITHM = load_config([]).algorithm

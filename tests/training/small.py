@@ -15,20 +15,20 @@ from rank_scripts import finish, said, start_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import Preempted
-from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
-from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.console import Console
-from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.runs.folder import reserve_folder, start_files
+from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.training.process import build_trainer, prepare_process, run_training
-from ippo_cli.training.run import Run, RunState
-from ippo_cli.training.signals import PreemptionHandler
-from ippo_cli.training.stopwatch import Stopwatch
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Experience
 

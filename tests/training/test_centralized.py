@@ -22,12 +22,12 @@ from small import (
 )
 from transformers import AutoTokenizer
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.load import load_config
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.critic import ValueModel
-from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.planning.plan import show_plan
+from ippo_cli.planning.plan import show_plan
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.training.trainer import Trainer
 
 CENTRAL = "critic=centralized"

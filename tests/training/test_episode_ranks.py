@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small import assert_alike, rows, train, train_on_two_ranks
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
 
 pytestmark = pytest.mark.slow
 

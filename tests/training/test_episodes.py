@@ -13,8 +13,8 @@ from small import a_trainer, experience_of, final_weights, new_run, rows, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.rollout.generator import HfGenerator
+from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.training.process import run_training
-from ippo_cli.training.signals import PreemptionHandler
 
 pytestmark = pytest.mark.slow
 

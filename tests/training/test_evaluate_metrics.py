@@ -15,7 +15,7 @@ from spoken import episode
 from ippo_cli.evaluation.estimates import by_row, intervals, paired
 from ippo_cli.formulas.estimates import wilson
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.tasks.examined import examined_rows
+from ippo_cli.tasks.eval_rows import examined_rows
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.evaluate import _by_row, _by_turn, evaluate, row_means
 from ippo_cli.types import Batch, Episode

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
 
 from servers import Said, serving
 
+from ippo_cli.compose.load import KINDS, PLAIN, load_config
 from ippo_cli.config import schema
 from ippo_cli.config.checks import check
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, check_effect
-from ippo_cli.config.load import KINDS, PLAIN, load_config
 from ippo_cli.evaluation.evaluate_run import evaluate_model
 
 # Read, and of no effect all the same.

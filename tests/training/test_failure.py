@@ -11,7 +11,7 @@ import torch
 from small import new_run, rows, train
 
 from ippo_cli.config.errors import IppoError, NonFiniteError, RewardError
-from ippo_cli.training.folder import all_checkpoints
+from ippo_cli.runs.folder import all_checkpoints
 from ippo_cli.training.process import run_training
 
 REWARD = '''

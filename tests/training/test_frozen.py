@@ -14,10 +14,10 @@ from ippo_cli.agents.initial import description
 from ippo_cli.config.errors import Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.actor import Policy
+from ippo_cli.planning.memory import run_memory
+from ippo_cli.planning.preflight import read_material
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.planning.memory import run_memory
-from ippo_cli.training.planning.preflight import read_material
 from ippo_cli.training.process import run_training
 
 FROZEN = "task.agents.high.frozen=true"

@@ -12,7 +12,7 @@ from disks import mounted
 from small import new_run, rows
 
 from ippo_cli.config.errors import PreflightError, StorageError
-from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.training.process import run_training
 
 REWARD = '''

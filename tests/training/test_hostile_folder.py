@@ -9,7 +9,7 @@ import pytest
 from small import new_run, rows
 
 from ippo_cli.config.errors import ResumeError
-from ippo_cli.training.folder import check_metrics
+from ippo_cli.runs.folder import check_metrics
 from ippo_cli.training.process import run_training
 
 

@@ -10,7 +10,7 @@ from small import small_config, train
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.evaluation.evaluate_run import evaluate_run
-from ippo_cli.training.planning.plan import show_plan
+from ippo_cli.planning.plan import show_plan
 
 
 def overrides(root: Path) -> list[str]:

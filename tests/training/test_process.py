@@ -11,10 +11,10 @@ import pytest
 import torch
 from small import new_run
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import Preempted
-from ippo_cli.config.load import load_config
 from ippo_cli.engine import distributed
-from ippo_cli.training.console import Console
+from ippo_cli.reporting.console import Console
 from ippo_cli.training.process import prepare_process, run_training
 
 

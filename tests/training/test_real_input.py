@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from small import rows
 
+from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
 from ippo_cli.config.checks import check
-from ippo_cli.config.load import compose_node, resolve, to_yaml, typed
-from ippo_cli.training.folder import reserve_folder, start_files
+from ippo_cli.runs.folder import reserve_folder, start_files
 from ippo_cli.training.process import run_training
 
 ROOT = Path(__file__).resolve().parents[2]

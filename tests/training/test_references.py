@@ -11,9 +11,9 @@ from small import new_run, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.schema import Config
-from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.planning.memory import run_memory
-from ippo_cli.training.planning.preflight import read_material
+from ippo_cli.planning.memory import run_memory
+from ippo_cli.planning.preflight import read_material
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.training.process import run_training
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz= "

@@ -10,10 +10,10 @@ import pytest
 import torch
 from small import final_weights, new_run, rows, stopping_reward, train
 
-from ippo_cli.cli import exits
 from ippo_cli.cli.train import main
+from ippo_cli.compose import exits
 from ippo_cli.config.errors import Preempted
-from ippo_cli.training.folder import START_LOCK, lock
+from ippo_cli.runs.folder import START_LOCK, lock
 from ippo_cli.training.process import run_training
 
 ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rank_scripts import found_by_ranks
 
-from ippo_cli.training.checkpoint_files import damaged
+from ippo_cli.runs.checkpoint_files import damaged
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from survival import ended, start_job
 
-from ippo_cli.cli.resume import saved_overrides
+from ippo_cli.compose.resume import saved_overrides
 
 CANARY = "canary-5e1c-71f3"
 REWARD = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import a_trainer, assert_alike, rows, train, train_on_two_ranks
 
-from ippo_cli.cli.arguments import arguments
+from ippo_cli.compose.arguments import arguments
 
 pytestmark = pytest.mark.slow
 

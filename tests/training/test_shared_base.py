@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM
 
 from ippo_cli.config.errors import ConfigError, Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
+from ippo_cli.planning.preflight import read_material
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.checkpoint_files import newest_intact
-from ippo_cli.training.planning.preflight import read_material
 from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update

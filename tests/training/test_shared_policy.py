@@ -24,7 +24,7 @@ from small import (
 
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.layout import build_sequences
-from ippo_cli.training.checkpoint_files import newest_intact
+from ippo_cli.runs.checkpoint_files import newest_intact
 from ippo_cli.types import Minibatch, StepContext
 
 SHARED = "team=shared_policy"

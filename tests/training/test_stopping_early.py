@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from small import final_weights, new_run, rows, train
 
-from ippo_cli.algorithms.targets import Algorithm
-from ippo_cli.cli.sweeps.lineage import inherit
-from ippo_cli.config.load import load_config
+from ippo_cli.compose.load import load_config
+from ippo_cli.sweeps.lineage import inherit
 from ippo_cli.training.process import run_training
+from ippo_cli.training.targets import Algorithm
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from small import a_trainer, experience_of, train
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.rollout.episode_state import environment_seed
 from ippo_cli.rollout.generator import Draws
-from ippo_cli.rollout.playing import environment_seed
 from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Example
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from small import a_trainer, experience_of
 
-from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.schema import Credit, Truncation, TurnValue
+from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Rollout
 

@@ -19,8 +19,8 @@ from small import (
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
+from ippo_cli.reporting.per_turn_metrics import shown_turns
 from ippo_cli.training.team_update import update_team
-from ippo_cli.training.turn_numbers import shown_turns
 from ippo_cli.types import Rollout, StepContext
 
 CONTEXT = StepContext(seed=0, iteration=0, num_iterations=1)

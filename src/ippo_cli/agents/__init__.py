@@ -1,1 +1,1 @@
-"""Layer 3: who plays. An agent owns its actor, critic, reference and learners."""
+"""Agents: each has an actor, a critic, a reference policy and learners."""

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from ippo_cli.agents.critic_view import central_view
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy, PolicyOutput, RowsApart
-from ippo_cli.rollout.critic_view import central_view
 from ippo_cli.types import CriticView, Episode, Rollout
-
-
-class GenerationPolicy(Protocol):
-    """Who can be asked for responses: an agent in training, or one that only speaks."""
-
-    name: str
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def model_config(self) -> PretrainedConfig:
-        """What the language model says of itself."""
-        ...
-
-    @property
-    def rows_apart(self) -> RowsApart | None:
-        """The model that its rows may be decoded in together with those of other agents."""
-        ...
-
-    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
-        """The policy in eval mode, its weights usable for decoding."""
-        ...
 
 
 @dataclass(kw_only=True)

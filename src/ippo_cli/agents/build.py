@@ -18,7 +18,7 @@ from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.references import FrozenWeights, initial_policy, make_engine, reference_policy, shared_base
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
-from ippo_cli.config.arithmetic import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.model_args import plain_args
 from ippo_cli.config.schema import (

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from ippo_cli.agents.critic_view import Layout
 from ippo_cli.agents.initial import embeddings
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import CentralizedCriticConfig, Config, Credit, History, TurnValue, ValueUnit
 from ippo_cli.config.teams import critics
 from ippo_cli.config.text import listed
-from ippo_cli.rollout.critic_view import Layout
 
 BY_TURN = {"credit": Credit.turn, "turn_value": TurnValue.first, "value_unit": ValueUnit.turn}
 """What `algorithm` must have where critics read text: then there is one value for a turn."""

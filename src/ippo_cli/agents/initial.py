@@ -35,7 +35,8 @@ from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_actor_tokenizer
 from ippo_cli.models.tiny import make_tiny_actor, tokenizer_of
 from ippo_cli.tasks.task import Task, task_environments
-from ippo_cli.tasks.warm_start import Lesson, first_examples, played_lessons, taught_answer
+from ippo_cli.tasks.warm_start import first_examples, played_lessons, taught_answer
+from ippo_cli.types import Lesson
 
 WARM_START_EXAMPLES = 8192
 RANDOM_EPISODES = 512  # of random play, in which answers are many to an example

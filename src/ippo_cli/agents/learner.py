@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from ippo_cli.agents.critic_view import Layout
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
@@ -19,7 +20,6 @@ from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
-from ippo_cli.rollout.critic_view import Layout
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
 

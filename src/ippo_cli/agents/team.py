@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.agent import Agent, FrozenAgent, GenerationPolicy
+from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.learner import Learner
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.types import CriticView, Episode, Rollout
 
 

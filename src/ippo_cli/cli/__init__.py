@@ -1,1 +1,1 @@
-"""Layer 6, the doors: compose, check, launch. No logic, and no torch at import."""
+"""The commands: each parses its arguments and calls the code that does the work. Imports no torch."""

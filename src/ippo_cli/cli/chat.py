@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ippo_cli.cli.configured import model_config, own_keys, refuse_mistyped, resolve_run, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
+from ippo_cli.compose.configured import model_config, own_keys, refuse_mistyped, resolve_run, run_config, yes_or_no
 from ippo_cli.config.commands import typed_path
-from ippo_cli.training.output import announce
+from ippo_cli.runs.output import announce
 
 OWN = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
 GROUPS = ("rollout.", "launch.", "actor.dtype", "task.agents.")  # beside these, what says how answers are made

@@ -9,8 +9,8 @@ from typing import NoReturn
 from ippo_cli import __version__
 from ippo_cli.cli.help import asks_for_help, asks_for_version, explain_topic, help_topic, unknown_topic
 from ippo_cli.config.errors import READER_GONE
-from ippo_cli.training.garbage import collect_seldom
-from ippo_cli.training.output import ReaderGone, announce, flush_output, open_closed_streams, watch_readers
+from ippo_cli.runs.garbage_collection import collect_seldom
+from ippo_cli.runs.output import ReaderGone, announce, flush_output, open_closed_streams, watch_readers
 
 
 def run_command(
@@ -37,7 +37,7 @@ def run_command(
     if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
         announce(f"{name}: reading the configuration", terminal_only=True)
     collect_seldom()
-    from ippo_cli.cli.exits import guarded, leave  # imports Hydra, which help does not wait for
+    from ippo_cli.compose.exits import guarded, leave  # imports Hydra, which help does not wait for
 
     leave(guarded(lambda: command(argv), argv, own if takes_overrides else None))
 

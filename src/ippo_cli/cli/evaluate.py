@@ -9,7 +9,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.configured import (
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import EVAL_HELP
+from ippo_cli.compose.configured import (
     choose_models,
     model_config,
     names,
@@ -19,10 +21,8 @@ from ippo_cli.cli.configured import (
     run_config,
     yes_or_no,
 )
-from ippo_cli.cli.entry import run_command
-from ippo_cli.cli.help import EVAL_HELP
 from ippo_cli.config.commands import shell_command, typed_path, typed_paths
-from ippo_cli.training.output import announce, outlive_readers
+from ippo_cli.runs.output import announce, outlive_readers
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
@@ -152,8 +152,8 @@ def _cross_play(own: dict[str, str], overrides: list[str]) -> Path:
 
 def _of_other_seeds(configs: dict[Path, Config]) -> dict[Path, Config]:
     """What the runs that do not have the first one's seed were trained with, whatever is typed now."""
-    from ippo_cli.cli.resume import saved_values
-    from ippo_cli.config.load import typed
+    from ippo_cli.compose.load import typed
+    from ippo_cli.compose.resume import saved_values
 
     seed = next(iter(configs.values())).seed
     return {folder: typed(saved_values(folder)) for folder, config in configs.items() if config.seed != seed}
@@ -187,11 +187,11 @@ def _compare(own: dict[str, str], overrides: list[str]) -> Path:
         other = run_config(folder, wanted, overrides)
         refuse_unlike(own["run"], config, wanted, other)
     elif not (own.get("run") and is_checkpoint):
-        from ippo_cli.cli.hub import settle_names
+        from ippo_cli.compose.hub_names import settle_names
 
         settle_names([("compare", wanted)])
     _begin()
-    from ippo_cli.cli.configured import exported_models
+    from ippo_cli.compose.configured import exported_models
     from ippo_cli.evaluation.compare import compare
     from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights, models_of, one_model
 

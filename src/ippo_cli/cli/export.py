@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
-from ippo_cli.cli.configured import names, own_keys, resolve_run, run_config, yes_or_no
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
+from ippo_cli.compose.configured import names, own_keys, resolve_run, run_config, yes_or_no
 from ippo_cli.config.commands import typed_path
 from ippo_cli.config.secrets import kept, redacted
-from ippo_cli.training.output import announce, outlive_readers
+from ippo_cli.runs.output import announce, outlive_readers
 
 OWN = ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic")
 

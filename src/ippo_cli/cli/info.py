@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from ippo_cli import __version__
-from ippo_cli.config.load import config_dir
-from ippo_cli.config.searchpath import entries
+from ippo_cli.compose.load import config_dir
+from ippo_cli.compose.searchpath import entries
 
 INFO_FLAGS = {"--info", "-i"}
 LIBRARIES = ("torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "peft", "datasets")

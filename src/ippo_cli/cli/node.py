@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ippo_cli.cli.rank import leave_with_parent, started_by
 from ippo_cli.cli.train import main
+from ippo_cli.runs.parent import leave_with_parent, started_by
 
 if __name__ == "__main__":
     leave_with_parent(started_by())

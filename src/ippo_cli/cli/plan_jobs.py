@@ -13,9 +13,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.compose.load import typed
 from ippo_cli.config.errors import UNEXPECTED, IppoError
-from ippo_cli.config.load import typed
-from ippo_cli.training.garbage import collect_seldom
+from ippo_cli.runs.garbage_collection import collect_seldom
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _refusal(plain: dict[str, Any]) -> tuple[str, int] | None:
-    from ippo_cli.training.planning.plan import show_plan
+    from ippo_cli.planning.plan import show_plan
 
     try:
         show_plan(typed(plain))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.engine.launchers import STARTED_BY
-from ippo_cli.training.garbage import collect_seldom
-from ippo_cli.training.output import outlive_readers
-
-PR_SET_PDEATHSIG = 1
+from ippo_cli.runs.garbage_collection import collect_seldom
+from ippo_cli.runs.output import outlive_readers
+from ippo_cli.runs.parent import leave_with_parent, started_by
 
 
 def main() -> NoReturn:
@@ -21,14 +16,14 @@ def main() -> NoReturn:
     leave_with_parent(started_by())
     outlive_readers()
     collect_seldom()
-    from ippo_cli.cli.exits import guarded, leave
+    from ippo_cli.compose.exits import guarded, leave
 
     folder = Path(sys.argv[1])
 
     def train() -> None:
-        from ippo_cli.config.load import from_yaml
+        from ippo_cli.compose.load import from_yaml
         from ippo_cli.config.model_hub import download_models
-        from ippo_cli.training.folder import config_file
+        from ippo_cli.runs.folder import config_file
         from ippo_cli.training.process import run_training
 
         resumed = "--resumed" in sys.argv[2:]
@@ -36,19 +31,6 @@ def main() -> NoReturn:
         run_training(download_models(config), folder, resumed=resumed)
 
     leave(guarded(train, []))
-
-
-def started_by() -> int:
-    """The process that started this rank."""
-    return int(os.environ[STARTED_BY])
-
-
-def leave_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the parent is gone: then a rank saves and leaves."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was gone before: nobody would be told
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
-from ippo_cli.training.output import outlive_readers
+from ippo_cli.runs.output import outlive_readers
 
 if TYPE_CHECKING:
-    from ippo_cli.cli.sweeps.summary import Configuration, Job, Mean, Summary
+    from ippo_cli.sweeps.summary import Configuration, Job, Mean, Summary
 
 TO = "to"
 SHOWN_ERRORS = 20
@@ -27,10 +27,10 @@ def main() -> NoReturn:
 
 def report(argv: Sequence[str]) -> None:
     """Show the table, and write it as data and as a picture into the sweep's folder, or another one."""
-    from ippo_cli.cli.sweeps.plot import can_draw, draw
-    from ippo_cli.cli.sweeps.summary import as_data, summarized
     from ippo_cli.config.errors import storing
-    from ippo_cli.training.folder import from_here, write_atomically
+    from ippo_cli.runs.folder import from_here, write_atomically
+    from ippo_cli.sweeps.plot import can_draw, draw
+    from ippo_cli.sweeps.summary import as_data, summarized
 
     folder, to = _places(argv)
     outlive_readers("the report")
@@ -68,9 +68,9 @@ def _places(argv: Sequence[str]) -> tuple[Path, Path]:
 
 def table(summary: Summary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
-    from ippo_cli.cli.sweeps.summary import counted
     from ippo_cli.config.text import format_table
-    from ippo_cli.training.folder import resume_command
+    from ippo_cli.runs.folder import resume_command
+    from ippo_cli.sweeps.summary import counted
 
     states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
     head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
@@ -142,8 +142,8 @@ def _shown(mean: Mean | None) -> str:
 
 
 def _failures(summary: Summary) -> list[str]:
-    from ippo_cli.cli.sweeps.summary import FAILED
     from ippo_cli.config.text import cut
+    from ippo_cli.sweeps.summary import FAILED
 
     failed = [job for job in summary.jobs if job.state in FAILED]
     lines = []

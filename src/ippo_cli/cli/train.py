@@ -26,15 +26,15 @@ def main() -> NoReturn:
 
 def _with_hydra(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
-    from ippo_cli.cli.arguments import arguments
-    from ippo_cli.cli.flags import check_flags
     from ippo_cli.cli.info import INFO_FLAGS, show_info
     from ippo_cli.cli.new_task import new_task
-    from ippo_cli.cli.resume import continued
-    from ippo_cli.cli.sweep import is_sweep, sweep
+    from ippo_cli.compose.arguments import arguments
+    from ippo_cli.compose.flags import check_flags
+    from ippo_cli.compose.load import register_schemas
+    from ippo_cli.compose.resume import continued
+    from ippo_cli.compose.user_files import check_own_files
     from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.files import check_own_files
-    from ippo_cli.config.load import register_schemas
+    from ippo_cli.sweeps.multirun import is_sweep, sweep
 
     if (said := new_task(typed)) is not None:
         print(said, end="")
@@ -67,8 +67,8 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
     typed, for the ranks of several machines."""
     import hydra
 
-    from ippo_cli.cli.diagnose import offered
-    from ippo_cli.config.load import config_dir
+    from ippo_cli.compose.diagnose import offered
+    from ippo_cli.compose.load import config_dir
 
     sys.argv = [sys.argv[0], *argv]
     failures: list[BaseException] = []
@@ -98,19 +98,19 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from ippo_cli.cli.hub import settle_hub
-    from ippo_cli.cli.resume import changes
+    from ippo_cli.compose.hub_names import settle_hub
+    from ippo_cli.compose.load import leaves, resolve, to_yaml, typed, typed_sweep
+    from ippo_cli.compose.resume import changes
+    from ippo_cli.compose.searchpath import SEARCH_PATH
     from ippo_cli.config.checks import check
     from ippo_cli.config.hardware import world_size
-    from ippo_cli.config.load import leaves, resolve, to_yaml, typed, typed_sweep
     from ippo_cli.config.model_hub import download_models
     from ippo_cli.config.schema import Mode
-    from ippo_cli.config.searchpath import SEARCH_PATH
     from ippo_cli.config.sweeps import refuse_alone
     from ippo_cli.config.text import cut
     from ippo_cli.engine.launchers import external_world_size, ranks_from, unused_world_size
-    from ippo_cli.training.faults import arm, fault_point
-    from ippo_cli.training.folder import (
+    from ippo_cli.runs.faults import arm, fault_point
+    from ippo_cli.runs.folder import (
         START_LOCK,
         all_checkpoints,
         check_metrics,
@@ -121,9 +121,9 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         start_files,
         warn,
     )
-    from ippo_cli.training.input_files import changed_inputs, input_files, record_inputs
-    from ippo_cli.training.launch import run_node, run_ranks
-    from ippo_cli.training.output import announce, outlive_readers
+    from ippo_cli.runs.input_files import changed_inputs, input_files, record_inputs
+    from ippo_cli.runs.launch import run_node, run_ranks
+    from ippo_cli.runs.output import announce, outlive_readers
 
     hydra = HydraConfig.get()
     folders = [text for text in hydra.overrides.hydra if text.startswith(SEARCH_PATH)]
@@ -142,7 +142,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     if config.mode is Mode.plan or folder is None:
         announce("ippo-train: the configuration is valid; loading libraries and data")
     if config.mode is Mode.plan:
-        from ippo_cli.training.planning.plan import show_plan
+        from ippo_cli.planning.plan import show_plan
 
         show_plan(config)
         return
@@ -152,7 +152,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
         return
     resumed = folder is not None
     if not resumed:
-        from ippo_cli.training.planning.trial import refuse_untrainable
+        from ippo_cli.planning.trial import refuse_untrainable
 
         refuse_untrainable(config, outside or config.launch.processes)
 
@@ -205,7 +205,7 @@ def _first_line(config: Config, folder: Path, processes: int) -> str:
         *([] if config.team.kind is TeamKind.independent else [f"team={config.team.kind.value}"]),
         f"{processes} process{'es' if processes > 1 else ''}",
     ]
-    from ippo_cli.training.folder import from_here
+    from ippo_cli.runs.folder import from_here
 
     line, target = f"ippo-train: {', '.join(parts)}", f"-> {from_here(folder)}"
     # A path is there to be copied: a long one has a line of its own.
@@ -224,9 +224,9 @@ def _asked_for_job_config(argv: Sequence[str]) -> str | None:
     """The text for `--cfg job`: the composition without the leaves that no agent overrides."""
     from hydra._internal.utils import get_args_parser
 
-    from ippo_cli.cli.resume import saved_overrides
+    from ippo_cli.compose.load import compose_node, shown
+    from ippo_cli.compose.resume import saved_overrides
     from ippo_cli.config.commands import last_value, typed_path
-    from ippo_cli.config.load import compose_node, shown
 
     arguments = get_args_parser().parse_args(list(argv))
     if arguments.cfg != "job" or arguments.package:
@@ -241,10 +241,10 @@ def _asked_for_job_config(argv: Sequence[str]) -> str | None:
 
 def _configs_of_jobs(overrides: Sequence[str], *, resolve: bool) -> str:
     """One YAML document for each job of a grid, after a line that names what it sweeps over."""
-    from ippo_cli.cli.diagnose import groups
-    from ippo_cli.cli.sweeps.grid import expanded
-    from ippo_cli.config.load import compose_node, shown
-    from ippo_cli.config.searchpath import SEARCH_PATH
+    from ippo_cli.compose.diagnose import groups
+    from ippo_cli.compose.load import compose_node, shown
+    from ippo_cli.compose.searchpath import SEARCH_PATH
+    from ippo_cli.sweeps.grid import expanded
 
     swept = [text for text in overrides if not text.lstrip("+~").startswith(("hydra/", "hydra.", "sweep=", "sweep."))]
     of_paths = [text for text in overrides if text.startswith(SEARCH_PATH)]

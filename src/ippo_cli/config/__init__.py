@@ -1,1 +1,1 @@
-"""Layer 0, the plan: schemas, loading, checks and the names that other projects use. Imports no torch."""
+"""The configuration: schemas, rules between values, errors, and batch sizes. Imports no torch and no Hydra."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
-from ippo_cli.config.arithmetic import divisors, policy_steps
+from ippo_cli.config.batch_sizes import divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Advantage,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ippo_cli.config.applicability import ALGORITHM_RULES
-from ippo_cli.config.arithmetic import divisors
+from ippo_cli.config.batch_sizes import divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.data import check_data
@@ -19,7 +19,7 @@ from ippo_cli.config.faults import fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.model_args import check_model_args
-from ippo_cli.config.own_code import name_missing
+from ippo_cli.config.python_names import name_missing
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.arithmetic import divisors
+from ippo_cli.config.batch_sizes import divisors
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.rewards import whole_batch
 from ippo_cli.config.schema import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.own_code import is_function_of_file, names_code
+from ippo_cli.config.python_names import is_function_of_file, names_code
 from ippo_cli.config.schema import JsonlConfig
 
 CHAT_TEMPLATES = ("auto", True, False)

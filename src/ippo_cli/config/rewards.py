@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.own_code import names_code
+from ippo_cli.config.python_names import names_code
 from ippo_cli.config.reward_models import check_reward_model
 from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (

@@ -1,1 +1,1 @@
-"""The machines: process group and the one DeepSpeed engine that trains everything."""
+"""Process groups and the DeepSpeed engine that trains every model."""

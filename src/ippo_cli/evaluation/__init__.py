@@ -1,1 +1,1 @@
-"""Layer 5: what is done with trained weights: scored, compared, played against each other, exported, talked to."""
+"""Evaluation of trained weights: scores, comparisons, cross-play, export and chat."""

@@ -14,6 +14,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ConversationConfig, History
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import Subject, load_policies
+from ippo_cli.reporting.sample_table import harmless, how_it_ended
+from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, Generator, Request, sampling_settings
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_formats
@@ -21,8 +23,6 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import goes_on, task_environments
 from ippo_cli.tasks.templates import example_fields, first_message
 from ippo_cli.training.process import prepare_process
-from ippo_cli.training.sample_table import harmless, how_it_ended
-from ippo_cli.training.samples import sample_rows
 from ippo_cli.types import Batch, Completion, Example
 
 EXITS, RESET, HELP = ("/exit", "/quit", "/bye", "/q"), "/reset", "/help"

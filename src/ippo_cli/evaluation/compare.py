@@ -23,11 +23,11 @@ from ippo_cli.evaluation.evaluate_run import (
     samples_file,
     write_samples,
 )
-from ippo_cli.training.console import Console
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import finite
+from ippo_cli.runs.folder import write_atomically
 from ippo_cli.training.evaluate import Evaluation
-from ippo_cli.training.folder import write_atomically
 from ippo_cli.training.process import prepare_process
-from ippo_cli.training.run import finite
 
 SIDES = ("one", "other")
 Side = tuple[Config, Subject]

@@ -24,16 +24,16 @@ from ippo_cli.config.teams import holders
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import by_row
 from ippo_cli.evaluation.evaluate_run import Examination, Subject, adapters_of, examination, find_weights, load_policies
+from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
+from ippo_cli.planning.memory import GIB
+from ippo_cli.planning.preflight import device_kind, this_machine
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import finite
+from ippo_cli.runs.folder import all_checkpoints, write_atomically
 from ippo_cli.training.checkpoint import INITIAL
-from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation
-from ippo_cli.training.folder import all_checkpoints, write_atomically
-from ippo_cli.training.heat_map import NO_PICTURE, can_draw, draw
-from ippo_cli.training.planning.memory import GIB
-from ippo_cli.training.planning.preflight import device_kind, this_machine
 from ippo_cli.training.process import prepare_process
-from ippo_cli.training.run import finite
 
 ALL = "all"
 Pairing = tuple[int, ...]

@@ -16,14 +16,17 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, frozen_agent
 from ippo_cli.agents.initial import description, read_record, record_file, verified
 from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED
+from ippo_cli.config.config_warnings import more_than_held_out
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.secrets import kept
 from ippo_cli.config.teams import base_of, holders
-from ippo_cli.config.unusual import more_than_held_out
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import intervals, length_summary
-from ippo_cli.evaluation.unseen import unseen_rows
+from ippo_cli.evaluation.exclude_trained_rows import unseen_rows
+from ippo_cli.planning.preflight import drops_too_long
+from ippo_cli.reporting.console import Console, in_lines
+from ippo_cli.reporting.run_log import finite
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import (
     Place,
@@ -36,9 +39,12 @@ from ippo_cli.rewards.contract import (
 )
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, Draws, context_limit, sampling_settings
+from ippo_cli.runs.checkpoint_files import damaged, newest_intact
+from ippo_cli.runs.folder import MANIFEST, all_checkpoints, warn, write_atomically
+from ippo_cli.runs.output import announce
 from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.examined import examined_rows
+from ippo_cli.tasks.eval_rows import examined_rows
 from ippo_cli.tasks.rows import narrowed
 from ippo_cli.tasks.task import (
     Task,
@@ -50,14 +56,8 @@ from ippo_cli.tasks.task import (
 )
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
-from ippo_cli.training.checkpoint_files import damaged, newest_intact
-from ippo_cli.training.console import Console, in_lines
 from ippo_cli.training.evaluate import Evaluation, evaluate
-from ippo_cli.training.folder import MANIFEST, all_checkpoints, warn, write_atomically
-from ippo_cli.training.output import announce
-from ippo_cli.training.planning.preflight import drops_too_long
 from ippo_cli.training.process import prepare_process
-from ippo_cli.training.run import finite
 from ippo_cli.types import Batch, Episode, Example
 
 

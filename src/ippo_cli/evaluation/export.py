@@ -39,8 +39,8 @@ from ippo_cli.models.critic import (
 )
 from ippo_cli.models.load import backbone_of
 from ippo_cli.rollout.decode import stop_ids
-from ippo_cli.training.checkpoint_files import sha256_of, sync_folder
-from ippo_cli.training.folder import from_here, warn, write_atomically
+from ippo_cli.runs.checkpoint_files import sha256_of, sync_folder
+from ippo_cli.runs.folder import from_here, warn, write_atomically
 from ippo_cli.training.process import prepare_process
 
 LISTING = "export.json"

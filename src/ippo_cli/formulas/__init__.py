@@ -1,4 +1,4 @@
-"""The paper: pure functions on tensors, with no configuration, device or process group in sight."""
+"""Formulas of papers as pure functions on tensors, without configuration, device or process group."""
 
 from ippo_cli.formulas.advantages import (
     gae,

@@ -1,1 +1,1 @@
-"""Layer 2: what is trained. Actors, critics, and the small model that is made locally."""
+"""Language models with policy, value and reward heads: loading, adapters, packing."""

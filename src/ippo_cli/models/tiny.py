@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ippo_cli.config.schema import Alphabet, TinyActorConfig
-from ippo_cli.tasks.warm_start import Lesson
+from ippo_cli.types import Lesson
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CONTEXT = 4096  # positions are computed, so more of them cost nothing

@@ -1,1 +1,1 @@
-"""Layer 2: what responses are worth. The contract, and one file per reward."""
+"""Rewards: the contract of a reward function, and one file per reward."""

@@ -38,7 +38,7 @@ from ippo_cli.rewards.math import MathReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.model import ModelReward
 from ippo_cli.rewards.number import NearNumber
-from ippo_cli.rewards.responses import OfResponses, ResponseReward
+from ippo_cli.rewards.response_adapter import OfResponses, ResponseReward
 
 Agents = Mapping[str, AgentConfig]
 

@@ -28,7 +28,7 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     assert setting is not None
     sys.path[:] = setting["path"]
     from ippo_cli.config.errors import IppoError
-    from ippo_cli.tasks.user_code import load_function
+    from ippo_cli.user_code.load import load_function
 
     try:
         function = load_function(setting["function"], setting["key"])
@@ -45,7 +45,7 @@ def answer_to(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     try:
         return True, plain(function(*args, **kwargs))
     except (Exception, SystemExit) as error:
-        from ippo_cli.rewards.located import located
+        from ippo_cli.user_code.errors import located
 
         return False, located(error)
 

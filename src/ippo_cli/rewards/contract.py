@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from ippo_cli.rewards.credit import num_steps
 from ippo_cli.types import Episode, Example
+from ippo_cli.user_code.part_names import RESERVED_PARTS, part_name
 
 Numbers = Sequence[float]
 
@@ -51,7 +51,6 @@ class LengthError(ValueError):
     """Numbers for more or fewer rows than were asked about."""
 
 
-RESERVED_PARTS = ("score", "failed_share")  # names of metrics that are there for every reward
 RewardFunction = Callable[[Sequence[Episode]], Reward]
 
 
@@ -155,15 +154,6 @@ def close_reward(reward: RewardFunction) -> None:
     close = getattr(reward, "close", None)
     if close is not None:
         close()
-
-
-def part_name(name: object) -> str:
-    """The name under which a part is logged that is called something: the same, if that can be part of a metric's name.
-
-    Other characters become `_`, and what a metric is called already begins with `info_`: `score` is `info_score`.
-    """
-    written = re.sub(r"[^\w.-]", "_", str(name)) or "_"
-    return f"info_{written}" if written in RESERVED_PARTS else written
 
 
 def _nested(name: str, given: Sequence[Any], lengths: Sequence[int], what: str) -> list[list[float]]:

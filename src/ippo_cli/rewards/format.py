@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.patterns import LIMIT_S, Pattern
-from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Example
 

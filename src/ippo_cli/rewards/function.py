@@ -11,11 +11,11 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Call, CallFailed, Processes
-from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rewards.rows import gathered
-from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Episode, Example
+from ippo_cli.user_code.load import load_function
 
 KEY = "reward.function"
 NAMES = ("team", "agent", "team_by_step", "agent_by_turn", "parts", "valid")

@@ -10,7 +10,7 @@ from decimal import Decimal
 from ippo_cli.config.schema import NumberMatch
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.rows import mean_rows
 from ippo_cli.types import Example
 

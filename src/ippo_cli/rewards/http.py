@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, HttpRewardConfig
-from ippo_cli.rewards.contract import Reward, part_name
-from ippo_cli.rewards.heard import messages_of
+from ippo_cli.rewards.chat_messages import messages_of
+from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.remote import Remote, RequestFailed
-from ippo_cli.rewards.responses import last_texts
+from ippo_cli.rewards.response_adapter import last_texts
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Episode
+from ippo_cli.user_code.part_names import part_name
 
 NAMES = ("team", "agent", "parts", "error")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, JudgeRewardConfig
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.chat_messages import prompt_of
 from ippo_cli.rewards.contract import Place, Reward
-from ippo_cli.rewards.heard import prompt_of
 from ippo_cli.rewards.patterns import LIMIT_S, MOST_HUNG, Pattern, last_found
 from ippo_cli.rewards.processes import CallFailed
 from ippo_cli.rewards.remote import Remote, RequestFailed
-from ippo_cli.rewards.responses import last_texts
+from ippo_cli.rewards.response_adapter import last_texts
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Episode, Example

@@ -13,7 +13,7 @@ from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Processes
 from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Example
 

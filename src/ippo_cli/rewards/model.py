@@ -18,8 +18,8 @@ from ippo_cli.models.reward_model import (
     read_config,
     read_tokenizer,
 )
+from ippo_cli.rewards.chat_messages import Message, messages_of
 from ippo_cli.rewards.contract import Place, Reward
-from ippo_cli.rewards.heard import Message, messages_of
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.types import Episode
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.located import located
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.tasks.user_code import load_function
+from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.load import load_function
 
 KEY = "reward.processor"
 TRIED = (0.0, 1.0)  # scores that a user's function is called with before training

@@ -22,13 +22,13 @@ from ippo_cli.config.schema import (
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction, checked
 from ippo_cli.rewards.credit import paid_turn, turn_steps
-from ippo_cli.rewards.located import located
 from ippo_cli.rewards.mix import normalized_mix
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors
 from ippo_cli.rewards.retry import Answers
 from ippo_cli.rewards.streaming import StreamedAnswers
 from ippo_cli.types import Episode, Scores
+from ippo_cli.user_code.errors import located
 
 Weights = Mapping[str, RewardWeightsConfig]
 """What counts in each agent's score, of all agents in the task's order."""

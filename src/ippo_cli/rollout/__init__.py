@@ -1,1 +1,1 @@
-"""Asking agents: batched decoding, sampling, collecting what every agent says."""
+"""Batched generation and episode collection."""

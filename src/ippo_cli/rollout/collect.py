@@ -7,9 +7,9 @@ from functools import partial
 
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.engine import distributed
+from ippo_cli.rollout.episode_state import Playing
 from ippo_cli.rollout.generator import Draws, Generator
-from ippo_cli.rollout.playing import Playing
-from ippo_cli.rollout.workers import each
+from ippo_cli.rollout.threads import each
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.types import Batch, Completion, Episode

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
 from ippo_cli.config.text import listed
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.decode import SelectReaders, decode
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
 from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import Completion

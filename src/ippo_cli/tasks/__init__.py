@@ -1,1 +1,1 @@
-"""Layer 2: where examples come from and how agents are asked about them."""
+"""Tasks: where examples come from, how agents are prompted, and what an episode is."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.rewards.located import located
 from ippo_cli.tasks.environment import Action, Environment, WrongReturn
 from ippo_cli.types import Example
+from ippo_cli.user_code.errors import located
 
 PLACEHOLDER = "(what {agent} says)"  # stands for an answer where nobody is asked
 

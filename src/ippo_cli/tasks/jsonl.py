@@ -9,13 +9,13 @@ import torch
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
-from ippo_cli.tasks.exact import PlainTable
+from ippo_cli.tasks.json_types import PlainTable
 from ippo_cli.tasks.messages import is_messages
 from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
 from ippo_cli.tasks.sources import load_table, reason
-from ippo_cli.tasks.template_kinds import NullField, is_jinja, is_missing
 from ippo_cli.tasks.templates import OBSERVATION, fields_of, is_word_of_conversations, render_template
 from ippo_cli.types import Example
+from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 
 
 def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:

@@ -8,8 +8,8 @@ from itertools import product
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import LadderConfig
-from ippo_cli.tasks.distinct import refuse_more_than, split
 from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.unique_examples import refuse_more_than, split
 from ippo_cli.types import Example
 
 

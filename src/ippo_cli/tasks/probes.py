@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ippo_cli.config.schema import GridConfig, LettersConfig
-from ippo_cli.tasks.distinct import distinct, refuse_more_than, split
+from ippo_cli.tasks.unique_examples import distinct, refuse_more_than, split
 from ippo_cli.types import Example
 
 Cell = tuple[int, int]  # x to the right, y upwards, from 0

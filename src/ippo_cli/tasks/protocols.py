@@ -23,8 +23,8 @@ from ippo_cli.tasks.templates import (
     may_hear,
     render_template,
 )
-from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
+from ippo_cli.user_code.load import load_function
 
 TURN_TEMPLATE = "\n{heard}\n"
 """What an agent is told from its second turn on, where it has no `turn_template`."""

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import product
 
 from ippo_cli.config.schema import RelayConfig
-from ippo_cli.tasks.distinct import refuse_more_than, split
+from ippo_cli.tasks.unique_examples import refuse_more_than, split
 from ippo_cli.types import Example
 
 

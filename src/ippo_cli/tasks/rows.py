@@ -17,13 +17,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
-from ippo_cli.config.own_code import names_code
+from ippo_cli.config.python_names import names_code
 from ippo_cli.config.schema import JsonlConfig
 from ippo_cli.config.text import columns as column_names
-from ippo_cli.rewards.located import located
-from ippo_cli.tasks.template_kinds import ENVIRONMENT
-from ippo_cli.tasks.user_code import load_function
 from ippo_cli.types import Example
+from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.load import load_function
+from ippo_cli.user_code.templates import ENVIRONMENT
 
 Maker = Callable[[Mapping[str, Any]], Example]
 NO = object()

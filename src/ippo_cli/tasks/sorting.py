@@ -6,7 +6,7 @@ import math
 import random
 
 from ippo_cli.config.schema import SortingConfig
-from ippo_cli.tasks.distinct import distinct, refuse_more_than, split
+from ippo_cli.tasks.unique_examples import distinct, refuse_more_than, split
 from ippo_cli.types import Example
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from ippo_cli.config.data import expand_pattern, has_splits, is_pattern
 from ippo_cli.config.errors import IppoError, PreflightError, disk_is_full
-from ippo_cli.config.own_code import names_code
-from ippo_cli.rewards.located import located
+from ippo_cli.config.python_names import names_code
 from ippo_cli.tasks.data_files import (
     READERS,
     SEPARATORS,
@@ -26,9 +25,10 @@ from ippo_cli.tasks.data_files import (
     suffix_of,
     without_magic,
 )
-from ippo_cli.tasks.exact import Concatenated, PlainTable, RowTable, exact, exact_parquet, exact_rows
 from ippo_cli.tasks.json_rows import UnreadableFile, check_single_object, json_rows
-from ippo_cli.tasks.user_code import load_function
+from ippo_cli.tasks.json_types import Concatenated, PlainTable, RowTable, exact, exact_parquet, exact_rows
+from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.load import load_function
 
 
 def load_table(key: str, source: str, data_config: str | None, split: str, *, first: int | None = None) -> Any:

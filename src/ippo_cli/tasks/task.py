@@ -21,6 +21,8 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.tasks.dry_run import DryRun, dry_episode
 from ippo_cli.tasks.environment import Environment
+from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.examples import world_examples
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.ladder import ladder_examples, ladders
 from ippo_cli.tasks.probes import grid_examples, letters_examples
@@ -30,8 +32,6 @@ from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.tasks.warm_start import first_examples
-from ippo_cli.tasks.worlds.build import make_environment
-from ippo_cli.tasks.worlds.examples import world_examples
 from ippo_cli.types import Example
 
 LONGEST = 100  # turns of a dry run: a protocol may go on until somebody says a certain thing

@@ -16,8 +16,8 @@ from ippo_cli.config.schema import PromptConfig
 from ippo_cli.config.text import columns
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
-from ippo_cli.tasks.template_kinds import call_function, is_function, is_jinja, is_missing, jinja_fields, render_jinja
 from ippo_cli.types import Example
+from ippo_cli.user_code.templates import call_function, is_function, is_jinja, is_missing, jinja_fields, render_jinja
 
 Told = Mapping[str, str | None]
 """What a conversation has told by now; None stands for what has not been said yet."""

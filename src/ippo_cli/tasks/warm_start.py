@@ -15,13 +15,10 @@ from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.dry_run import Playable
 from ippo_cli.tasks.environment import Action, Environment
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.types import Example
+from ippo_cli.types import Example, Lesson
 
 LONGEST = 64  # steps of an episode, which may have no limit of its own; more than a lesson has room for
 MOST_STEPS = 1 << 16  # of all episodes: those that go on for ever show the same with fewer examples
-
-Lesson = Sequence[tuple[str, str]]
-"""One agent's turns of one episode: what it is told, and an answer to that."""
 
 
 def played_lessons(

@@ -1,1 +1,1 @@
-"""Layer 4: the corridor. The loop, and what it calls once per iteration."""
+"""The training loop and its steps: experience, targets, mini-batches, updates, checkpoints."""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.targets import Algorithm
 from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed, progress
+from ippo_cli.reporting.run_log import RunState
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.training.checkpoint_files import (
+from ippo_cli.runs.checkpoint_files import (
     Listing,
     await_files,
     commit,
@@ -33,16 +33,11 @@ from ippo_cli.training.checkpoint_files import (
     sync_folder,
     write_pointer,
 )
-from ippo_cli.training.faults import fault_point
-from ippo_cli.training.folder import (
-    all_checkpoints,
-    refuse_other_world_size,
-    step_name,
-    warn,
-)
-from ippo_cli.training.partners import PoolState
-from ippo_cli.training.random_streams import restore_rng
-from ippo_cli.training.run import RunState
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.folder import all_checkpoints, refuse_other_world_size, step_name, warn
+from ippo_cli.runs.random_streams import restore_rng
+from ippo_cli.training.opponents import PoolState
+from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3

@@ -14,14 +14,14 @@ from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.formulas.estimates import pass_at_k
+from ippo_cli.reporting.iteration_metrics import prefixed, ratio, turn_totals
+from ippo_cli.reporting.per_turn_metrics import shown_turns, totals_of_turn
+from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import asked, attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
-from ippo_cli.tasks.examined import examined_rows, generations
+from ippo_cli.tasks.eval_rows import examined_rows, generations
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
-from ippo_cli.training.iteration_metrics import prefixed, ratio, turn_totals
-from ippo_cli.training.samples import sample_rows
-from ippo_cli.training.turn_numbers import shown_turns, totals_of_turn
 from ippo_cli.types import Batch, Episode, Example
 
 Play = Callable[[Batch, bool], list[Episode]]

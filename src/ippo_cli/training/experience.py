@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.team import Team
 from ippo_cli.config.credit import measures_credit_in
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
+from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import Mixed, mixed_scores, processed_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
+from ippo_cli.rollout.counterfactual_generator import Substituted
 from ippo_cli.rollout.generator import Draws, Generator
-from ippo_cli.rollout.replay import Substituted
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.rows import to_rows
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import Baselines, baselines
-from ippo_cli.training.faults import fault_point
-from ippo_cli.training.partners import Partners
-from ippo_cli.training.signals import PreemptionHandler
-from ippo_cli.training.stopwatch import Stopwatch
+from ippo_cli.training.opponents import Partners
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
 

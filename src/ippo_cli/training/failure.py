@@ -14,8 +14,8 @@ from typing import Protocol
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, IppoError, OtherRankFailed
 from ippo_cli.config.secrets import redacted
 from ippo_cli.engine import distributed
-from ippo_cli.training.folder import all_checkpoints, from_here, mark_failed, resume_command
-from ippo_cli.training.run import Run
+from ippo_cli.reporting.run_log import Run
+from ippo_cli.runs.folder import all_checkpoints, from_here, mark_failed, resume_command
 
 SAVING_PATIENCE_S = 10.0
 """How long ranks that could save wait for each other: all of them fail at the same point, if any can save."""

@@ -20,12 +20,10 @@ import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ippo_cli.agents.agent import GenerationPolicy
 from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.targets import Algorithm
-from ippo_cli.config.arithmetic import Arithmetic, arithmetic
+from ippo_cli.config.batch_sizes import Arithmetic, arithmetic
 from ippo_cli.config.credit import replays
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
 from ippo_cli.config.model_args import check_quantization_device
@@ -34,32 +32,7 @@ from ippo_cli.config.teams import holders
 from ippo_cli.config.time_limit import limit_of
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import cores_per_rank, job_end
-from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import (
-    Place,
-    RewardFunction,
-    close_reward,
-    prepare_reward,
-    reach_reward,
-    sample_examples,
-    try_reward,
-)
-from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.processors import check_processor_functions
-from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
-from ippo_cli.training.console import Console
-from ippo_cli.training.experience import ExperienceSource
-from ippo_cli.training.failure import error_file, fail
-from ippo_cli.training.faults import arm, fault_point
-from ippo_cli.training.folder import comes_in_sight, lock, refuse_fewer_iterations, reserve_folder, take_effect
-from ippo_cli.training.garbage import collect_as_usual
-from ippo_cli.training.partners import Partners, best_first
-from ippo_cli.training.planning.preflight import (
+from ippo_cli.planning.preflight import (
     Material,
     device_kind,
     disk_needs,
@@ -73,14 +46,41 @@ from ippo_cli.training.planning.preflight import (
     unusual_material,
     what_cannot_fit,
 )
-from ippo_cli.training.random_streams import rng_state
-from ippo_cli.training.run import Run, RunState, state_before
-from ippo_cli.training.signals import PreemptionHandler
-from ippo_cli.training.time_limit import TimeLimit
-from ippo_cli.training.trackers.build import settings_of
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import Run, RunState, state_before
+from ippo_cli.reporting.trackers.build import settings_of
+from ippo_cli.reporting.training_warnings import WINDOW, unusual_start
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import (
+    Place,
+    RewardFunction,
+    close_reward,
+    prepare_reward,
+    reach_reward,
+    sample_examples,
+    try_reward,
+)
+from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.processors import check_processor_functions
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.runs.deadline import TimeLimit
+from ippo_cli.runs.faults import arm, fault_point
+from ippo_cli.runs.folder import comes_in_sight, lock, refuse_fewer_iterations, reserve_folder, take_effect
+from ippo_cli.runs.garbage_collection import collect_as_usual
+from ippo_cli.runs.random_streams import rng_state
+from ippo_cli.runs.signals import PreemptionHandler
+from ippo_cli.runs.watchdog import Watchdog
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.schedule import ExampleSchedule
+from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
+from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
+from ippo_cli.training.experience import ExperienceSource
+from ippo_cli.training.failure import error_file, fail
+from ippo_cli.training.opponents import Partners, best_first
+from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
-from ippo_cli.training.unusual import WINDOW, unusual_start
-from ippo_cli.training.watchdog import Watchdog
 
 BEGAN = time.time()  # of this process, or nearly so
 

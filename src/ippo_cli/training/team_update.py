@@ -15,8 +15,8 @@ from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
+from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.iteration_metrics import ratio
 from ippo_cli.training.update import UpdateStats, update
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 

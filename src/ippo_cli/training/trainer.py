@@ -11,32 +11,32 @@ from typing import Any
 
 import torch
 
-from ippo_cli.config.arithmetic import Arithmetic
+from ippo_cli.config.batch_sizes import Arithmetic
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.host_memory import give_back_freed
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.iteration_metrics import iteration_row, pace, prefixed
+from ippo_cli.reporting.per_turn_metrics import shown_turns, turn_row
+from ippo_cli.reporting.profile import profiled
+from ippo_cli.reporting.run_log import Run
+from ippo_cli.reporting.samples import sample_rows
+from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.reporting.training_warnings import unusual_rows
 from ippo_cli.rollout.generator import Draws
+from ippo_cli.runs.deadline import TimeLimit
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.folder import resume_command
+from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.task import Task, most_turns
 from ippo_cli.training.checkpoint import Checkpoints, State
-from ippo_cli.training.console import Console
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.experience import Collected, ExperienceSource
-from ippo_cli.training.faults import fault_point
-from ippo_cli.training.folder import resume_command
-from ippo_cli.training.iteration_metrics import iteration_row, pace, prefixed
-from ippo_cli.training.partners import Partners
-from ippo_cli.training.profile import profiled
-from ippo_cli.training.reached import ReachedPoint
-from ippo_cli.training.run import Run
-from ippo_cli.training.samples import sample_rows
-from ippo_cli.training.signals import PreemptionHandler
-from ippo_cli.training.stopwatch import Stopwatch
+from ippo_cli.training.experience_warnings import unusual_experience
+from ippo_cli.training.opponents import Partners
+from ippo_cli.training.resume_point import ReachedPoint
 from ippo_cli.training.team_update import update_team
-from ippo_cli.training.time_limit import TimeLimit
-from ippo_cli.training.turn_numbers import shown_turns, turn_row
-from ippo_cli.training.unusual import unusual_rows
-from ippo_cli.training.unusual_experience import unusual_experience
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
 

@@ -14,10 +14,10 @@ from ippo_cli.config.errors import NonFiniteError
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.host_memory import give_back_freed
 from ippo_cli.engine.zero import StepResult
-from ippo_cli.training.balance import dealt
-from ippo_cli.training.faults import fault_point
-from ippo_cli.training.iteration_metrics import prefixed
-from ippo_cli.training.tally import Tally
+from ippo_cli.reporting.accumulator import Tally
+from ippo_cli.reporting.iteration_metrics import prefixed
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.training.minibatches import dealt
 from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, joined, take
 
 MAX_SKIPPED_IN_A_ROW = 5

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ippo_cli.compose.load import compose_node, resolve, typed
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.load import compose_node, resolve, typed
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import Config
 from ippo_cli.rewards.build import build_reward

@@ -1,1 +1,1 @@
-"""Programs that models write: run in a sandbox, judged outside of it."""
+"""Rewards that run generated programs: a sandbox, and a judge outside of it."""

@@ -14,7 +14,7 @@ from ippo_cli.rewards.code.judge import read_tests, try_prompt
 from ippo_cli.rewards.code.sandbox import START_S, probe
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Processes
-from ippo_cli.rewards.responses import Responses
+from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.rows import Row, gathered
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example

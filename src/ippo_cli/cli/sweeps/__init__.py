@@ -1,1 +1,0 @@
-"""Sweeps: their jobs, how these run side by side, searches, and what a sweep's folder says."""

@@ -1,0 +1,1 @@
+"""From a command line to a checked configuration: Hydra, user files, aliases, resuming, errors, exit codes."""

@@ -1,0 +1,218 @@
+"""What commands about trained weights share: their own keys apart from a run's, and a run's configuration today."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ippo_cli.config.commands import hydra_override, typed_path, typed_paths
+
+SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
+"""Keys on which it depends which of the training rows are held out."""
+LISTING = "export.json"
+"""The file of a folder that ippo-export wrote, which has one folder for each agent."""
+
+if TYPE_CHECKING:
+    from ippo_cli.config.schema import Config
+
+
+def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """What is typed for a command's own keys, and the overrides of a run beside them."""
+    from ippo_cli.compose.arguments import arguments
+    from ippo_cli.compose.flags import check_flags
+
+    check_flags(argv, own)
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if key in own and equals:
+            found[key] = value
+        else:
+            rest.append(text)
+    return found, arguments(rest)
+
+
+def refuse_mistyped(overrides: Sequence[str], own: Collection[str]) -> None:
+    """Where a key of the command's own is missing, the one that was meant as it."""
+    from ippo_cli.config.errors import ConfigError
+
+    for text in overrides:
+        if close := get_close_matches(text.partition("=")[0], own, n=1, cutoff=0.7):
+            raise ConfigError(text, "is no key", f"did you mean {close[0]}=?")
+
+
+def names(text: str) -> list[str]:
+    """The names of a list, `[a,b]` or `a,b`."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
+
+
+def resolve_run(own: dict[str, str]) -> None:
+    """Replace `run=`, where it is one run, by its folder, and `checkpoint=` by what the path names.
+
+    Raises `ConfigError` where `checkpoint=` says something else.
+    """
+    from ippo_cli.compose.run_folders import find_run
+    from ippo_cli.config.errors import ConfigError
+
+    typed = typed_paths(own.get("run", ""))
+    if len(typed) != 1:
+        return
+    folder, checkpoint = find_run(typed[0])
+    if folder != Path(typed[0]).absolute():
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        print(f"run={typed[0]} is run={shown}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr)
+        own["run"] = str(shown)
+    if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"leave it out, or use run={folder}"
+        )
+
+
+def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
+    """A key that is true or false."""
+    from ippo_cli.config.errors import ConfigError
+
+    typed = own.get(key, str(default).lower())
+    if typed not in ("true", "false"):
+        raise ConfigError(f"{key}={typed}", "is neither true nor false", f"use {key}={str(not default).lower()}")
+    return typed == "true"
+
+
+def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
+    """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
+    from ippo_cli.compose.resume import refuse_changed, saved_overrides
+    from ippo_cli.config.errors import ResumeError
+    from ippo_cli.runs.input_files import changed_inputs, input_files
+
+    if not (folder / "config.yaml").is_file():
+        raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+    saved = saved_overrides(folder)
+    config = composed([*saved, *overrides], overrides, of_model=False, data=data)
+    refuse_changed(folder, saved, overrides)
+    for line in changed_inputs(folder, input_files(config, data=data), ("task.", "reward.")):
+        print(f"warning: {line}", file=sys.stderr, flush=True)
+    typed = {text.partition("=")[0].lstrip("+") for text in overrides}
+    if "task.eval_size" in typed:
+        _refuse_trained_examples(config, folder)
+    _refuse_other_shares(config, typed)
+    return config
+
+
+def model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
+    """The configuration of a model that is asked by every agent of a task."""
+    config = composed([*choose_models(model, overrides), *overrides], overrides, of_model=True, data=data)
+    _refuse_made_locally(config)
+    return config
+
+
+def choose_models(model: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that `model=` stands for: one model for every agent, or those of a team that was exported."""
+    folder = typed_path(model)
+    if not (folder / LISTING).is_file():
+        return ["actor=full", hydra_override("actor.model", str(folder.absolute()) if folder.exists() else model)]
+    from ippo_cli.compose.load import compose_node
+
+    models = _match_agents(folder, [str(name) for name in compose_node(overrides).task.agents])
+    return ["actor=full", *(hydra_override(f"task.agents.{name}.actor.model", place) for name, place in models.items())]
+
+
+def exported_models(folder: Path, config: Config) -> dict[str, str] | None:
+    """By agent the folders of a team that was exported; None for a folder that is a model itself."""
+    return _match_agents(folder, list(config.task.agents)) if (folder / LISTING).is_file() else None
+
+
+def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
+    """By the task's agents the folders of those exported. Raises `ConfigError` where they are others."""
+    from ippo_cli.config.errors import ConfigError
+
+    exported = list(json.loads((folder / LISTING).read_text())["agents"])
+    if len(exported) == len(agents) == 1:
+        found = {agents[0]: folder / exported[0]}
+    elif missing := [name for name in agents if name not in exported]:
+        raise ConfigError(
+            f"model={folder}",
+            f"has the agents {' '.join(exported)}, and the task also has {' '.join(missing)}",
+            f"choose the task that they were trained on with task=, or use one of them: model={folder / exported[0]}",
+        )
+    else:
+        found = {name: folder / name for name in agents}
+    for place in found.values():
+        if not (place / "config.json").is_file():
+            raise ConfigError(
+                f"model={folder}", f"has an adapter alone in {place.name}/", "export it with merged=true, or use run="
+            )
+    return {name: str(place.absolute()) for name, place in found.items()}
+
+
+def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
+    """The configuration of these overrides, of which those typed now must have an effect."""
+    from ippo_cli.compose.arguments import with_one_search_path
+    from ippo_cli.compose.hub_names import settle_hub
+    from ippo_cli.compose.load import compose_node, resolve, typed
+    from ippo_cli.compose.user_files import check_own_files
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.evaluation import check_effect
+    from ippo_cli.config.model_hub import download_models
+
+    combined = with_one_search_path(overrides)
+    check_own_files(combined)
+    node = compose_node(combined)  # first: what is no key at all is told as such
+    check_effect(typed_now, of_model=of_model)
+    config = typed(resolve(node))
+    check(config, 1, training=False)
+    settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
+    return download_models(config, agents=of_model)
+
+
+def _refuse_made_locally(config: Config) -> None:
+    """Raise `ConfigError` for an agent whose task file has it made by a run."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import TinyActorConfig
+
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig):
+            raise ConfigError(
+                f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
+                "is a model that a run makes, and model= is there already",
+                f"add task.agents.{name}.actor=full, or evaluate the run",
+            )
+
+
+def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
+    """Where a share of the training rows is held out, what else says which rows there are decides which these are."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import JsonlConfig
+
+    if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
+        return
+    for key in sorted(typed):
+        if key.startswith(SHARING):
+            raise ConfigError(
+                key,
+                f"would hold out other rows than the run did (task.eval_share={config.task.eval_share}), trained ones "
+                "among them",
+                "name other data: task.eval_share=null task.eval=FILE",
+            )
+
+
+def _refuse_trained_examples(config: Config, folder: Path) -> None:
+    """Of generated examples the first ones are held out, and the run was trained on those that follow."""
+    from ippo_cli.compose.load import typed
+    from ippo_cli.compose.resume import saved_values
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.schema import JsonlConfig
+
+    task, trained = config.task, typed(saved_values(folder)).task
+    if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
+        return
+    wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)
+    if wanted > held_out:
+        raise ConfigError(
+            f"task.eval_size={wanted}", "would reach into what the run was trained on", f"use at most {held_out}"
+        )

@@ -1,0 +1,243 @@
+"""Why one override cannot be applied, and what would work."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ippo_cli.compose.aliases import find_answer
+from ippo_cli.compose.load import KINDS, SWEEPS, compose_node, leaves
+from ippo_cli.compose.plugins import PACKAGES, no_such_plugin
+from ippo_cli.compose.searchpath import entries, own_files
+from ippo_cli.compose.yaml_source import shortest
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.text import closest
+
+NO_LIST = "must be a list"
+TYPO = 0.8
+"""How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+YAML_FILES = (".yaml", ".yml")
+
+
+@lru_cache(maxsize=8)
+def compose_once(overrides: tuple[str, ...]) -> DictConfig:
+    """A composition to be read; one takes half a second, and several mistakes are explained by the same."""
+    return compose_node(overrides)
+
+
+def explain(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
+    """Why this override cannot be applied after those in `good`; `options`: those of each group."""
+    key, equals, value = text.partition("=")
+    name = key.lstrip("+~")
+    if name in PACKAGES:
+        return no_such_plugin(name, value)
+    if not equals:
+        return explain_argument(text, options)
+    if name in options:
+        return _explain_choice(text, name, value, good, options[name], error)
+    node = compose_once(tuple(good))
+    plain = OmegaConf.to_container(node, resolve=False)
+    keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    if (wrong := _explain_agent(text, name, value, node)) is not None:
+        return wrong
+    if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
+        return _explain_value(text, name, value, error)
+    return explain_key(text, name, node, keys, options)
+
+
+def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigError:
+    """An argument without `=`: what it names says which key it may be the value of."""
+    place = Path(text).expanduser()
+    meant = "write key=value; see ippo-train --help"
+    if text.endswith(YAML_FILES):
+        meant = f"did you mean task={text}?"
+    elif (place / "config.yaml").is_file() and (place / "overrides.json").is_file():
+        meant = f"did you mean resume={text}?"
+    elif (place / "config.json").is_file():
+        meant = f"did you mean actor=full actor.model={text}?"
+    elif text.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        meant = f"did you mean task=jsonl task.train={text}?"
+    elif text.endswith(".py"):
+        meant = f"did you mean reward=function reward.function={text}:NAME?"
+    elif found := [group for group, known in options.items() if text in known]:
+        shown = [f"{'+' if group == 'experiment' else ''}{group}={text}" for group in found[:3]]
+        meant = f"did you mean {' or '.join(shown)}?"
+    elif text in options:
+        meant = f"choose an option: {text}={'|'.join(options[text][:3])}; see ippo-train --help {text}"
+    return ConfigError(repr(text), "is an unexpected argument", meant)
+
+
+def explain_several_values(text: str, field_value: Any) -> ConfigError:
+    """Values with commas between them outside a sweep; `field_value` is what the key has now."""
+    key, _, value = text.partition("=")
+    if DECIMAL_COMMA.fullmatch(value) and isinstance(field_value, float):
+        return ConfigError(text, "has a decimal comma", f"use {key}={value.replace(',', '.')}")
+    sweep = "add -m to train once with each of them"
+    is_text = not isinstance(field_value, int | float | list)  # True and False are numbers
+    quoted = "" if not is_text else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
+    return ConfigError(text, "has several values", f"{sweep}{quoted}")
+
+
+def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> ConfigError | None:
+    if (agent := re.match(r"task\.agents\.([^.]+)", name)) and not re.fullmatch(r"[A-Za-z]\w*", agent[1]):
+        return ConfigError(text, f"names an agent {agent[1]!r}", "use letters, digits and '_' in its name")
+    if name == "task.agents":
+        known = " ".join(f"~task.agents.{known}" for known in node.task.agents)
+        return ConfigError(
+            text,
+            "names agents at once, and they are added and removed one by one",
+            "use +task.agents.NAME.template=TEXT to add one" + (f", and {known} to remove these" if known else ""),
+        )
+    if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
+        if value == "null" and not agent[2]:
+            return ConfigError(text, "does not remove the agent", f"use ~{name}")
+        if agent[1] not in node.task.agents:
+            known = " ".join(str(known) for known in node.task.agents)
+            return ConfigError(
+                text,
+                f"names no agent{closest(agent[1], known.split())}",
+                f"there {'are' if known else 'is'} {known or 'none yet'}; "
+                f"+{name}{'' if agent[2] else '.template'}= adds one",
+            )
+    return None
+
+
+def _explain_value(text: str, name: str, value: str, error: Exception) -> ConfigError:
+    bare = value.strip("'\"")
+    if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
+        key = text.partition("=")[0]
+        return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
+    if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
+        return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
+    rule, remedy = value_rule(first_lines(error), name)
+    if rule == NO_LIST and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
+        remedy = f"write '{name}=[{several}]'"
+    return ConfigError(text, rule, remedy)
+
+
+def value_rule(words: str, name: str) -> tuple[str, str]:
+    """OmegaConf's words about a value as a rule, and what would work."""
+    if "could not be converted to Float" in words:
+        return "must be a number", f"use one such as {name}=0.1"
+    if "could not be converted to Integer" in words:
+        return "must be a whole number", f"use one such as {name}=2"
+    if "is not a valid bool" in words:
+        return "must be true or false", f"use {name}=true or {name}=false"
+    if known := re.search(r"expected one of \[(.*)\]", words):
+        return "is not known", "use one of " + known[1].replace(", ", " ")
+    if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
+        return "must not be null", f"give a value, or leave {name} out"
+    if "ListConfig" in words:
+        return NO_LIST, f"write '{name}=[a,b]'"
+    return "is no value of this key", words
+
+
+def explain_key(
+    text: str, name: str, node: DictConfig, keys: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> ConfigError:
+    """A name that the composition does not have."""
+    group, _, leaf = name.partition(".")
+    kinds = SWEEPS if group == "sweep" else KINDS.get(group, {})
+    others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
+    if others:
+        return ConfigError(
+            text,
+            f"is no key of {group}={node[group].kind.value}",
+            "use " + " or ".join(f"{group}={kind}" for kind in others),
+        )
+    corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
+    answer = None if corrected or ".agents." in name else find_answer(name)
+    if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
+        return ConfigError(text, answer.rule, answer.remedy)
+    value = text.partition("=")[2]
+    if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
+        return ConfigError(text, "is no key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
+    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
+    if same and ".agents." not in name:
+        return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
+    if corrected:
+        return ConfigError(text, "is no key", "did you mean " + " or ".join(corrected[:3]) + "?")
+    close = _similar(name, [*_reachable(name, keys, options)])
+    remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
+    return ConfigError(text, "is no key", remedy)
+
+
+def _correct_one_part(name: str, key: str) -> str | None:
+    """A long name as it was typed, but for one part that is spelled as the key's: an agent's own name stays."""
+    typed, known = name.split("."), key.split(".")
+    if len(typed) != len(known) or len(typed) < 3:
+        return None
+    known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
+    wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
+    return ".".join(known) if len(wrong) == 1 and _find_typos(wrong[0][0], [wrong[0][1]]) else None
+
+
+def _explain_choice(
+    text: str, group: str, value: str, good: Sequence[str], options: Sequence[str], error: Exception
+) -> ConfigError:
+    """A group's option that does not exist, or one that cannot be composed."""
+    option = value.strip("'\"")
+    if option in options:
+        own = [shortest(file) for at, file in own_files(good) if (at, file.stem) == (group, option)]
+        return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{first_lines(error)}")
+    if option.startswith("{"):
+        return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
+    if option.startswith("["):
+        return ConfigError(text, "names several options, and this group takes one", _choose_from(option, options))
+    for folder in entries(good):
+        if (file := Path(folder) / group / f"{option}.yml").is_file():
+            return ConfigError(
+                text,
+                f"lies in {shortest(file)}, and options end in .yaml",
+                f"rename it, or use {group}={shortest(file)}",
+            )
+    for ending in YAML_FILES:
+        if (file := Path(f"{option}{ending}").expanduser()).is_file():
+            return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
+    own_file = "" if "/" in option else f"; a file of your own is chosen by its path, {group}=path/to/{option}.yaml"
+    return ConfigError(text, "is an unknown option", _choose_from(option, options) + own_file)
+
+
+def _choose_from(given: str, options: Sequence[str]) -> str:
+    close = difflib.get_close_matches(given, options, n=1, cutoff=0.6)
+    return (f"closest: {close[0]}; " if close else "") + "choose from " + " ".join(options)
+
+
+def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
+    """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
+    wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
+    return [*wanted, *(group for group in options if "." not in name)]
+
+
+def _similar(given: str, known: Sequence[str]) -> list[str]:
+    """The names that a mistyped one may have meant."""
+    own = given.rsplit(".", 1)[-1]
+    tails = dict.fromkeys(key.rsplit(".", 1)[-1] for key in known)
+    # In long names all that is similar may be the group, which the keys of a group share.
+    near = [key for key in known if "." not in given or _find_typos(own, [key.rsplit(".", 1)[-1]])]
+    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) if "." in given else _find_typos(given, near)
+    return close or [key for tail in _find_typos(own, tails) for key in known if key.rsplit(".", 1)[-1] == tail][:3]
+
+
+def _find_typos(given: str, known: Iterable[str]) -> list[str]:
+    """Names that are spelled like the given one, or with its letters in another order, as `seed` for `sede`."""
+    names = list(known)
+    reordered = [name for name in names if sorted(name) == sorted(given)]
+    return list(dict.fromkeys([*reordered, *difflib.get_close_matches(given, names, n=3, cutoff=TYPO)]))[:3]
+
+
+def first_lines(error: Exception) -> str:
+    """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
+    words = str(error.__cause__)
+    words = str(error) if words in ("None", "") else words  # a parser's cause may have none
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    noise = ("To append", "full_key", "object_type", "reference_type")
+    return "; ".join(line for line in lines if not line.startswith(noise))[:400]

@@ -1,0 +1,161 @@
+"""Keys and values of a YAML file of the user's, each against the dataclasses that may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType
+from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.compose.load import KINDS, PLAIN
+from ippo_cli.compose.yaml_source import Source, items, lines_of, spelled
+from ippo_cli.config import schema
+from ippo_cli.config.text import closest
+
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def check_global(source: Source, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
+    """A file that sets values of several groups, whichever options those have."""
+    groups = {**{group: (cls,) for group, cls in PLAIN.items()}, **{g: tuple(k.values()) for g, k in KINDS.items()}}
+    top = {leaf.name for leaf in fields(schema.RunConfig)}
+    for key, node, line in body:
+        if key in groups and isinstance(node, yaml.MappingNode):
+            check_mapping(source, lines_of(node), groups[key], f"{key}.", f"{key}=")
+        elif key in top:
+            check_mapping(source, [(key, node, line)], (schema.RunConfig,), "", "a run")
+        elif key != "hydra":
+            _refuse_key(source, line, key, key, [*top, *groups], "a run")
+
+
+def check_mapping(
+    source: Source, body: Iterable[tuple[str, yaml.Node, int]], classes: Sequence[type[Any]], prefix: str, owner: str
+) -> None:
+    """Every key is one of some of the classes, with a value of its type."""
+    hints = {name: hint for cls in reversed(classes) for name, hint in get_type_hints(cls).items()}
+    for key, node, line in body:
+        full = prefix + key
+        if key not in hints:
+            _refuse_key(source, line, key, full, list(hints), owner)
+        hint = hints[key]
+        if get_origin(hint) is dict and not is_dataclass(get_args(hint)[1]):  # keys of the user's choice
+            continue
+        if get_origin(hint) is dict:  # the named agents
+            _check_agents(source, node, line, full)
+        elif is_dataclass(hint):
+            if not isinstance(node, yaml.MappingNode):
+                if "${" in spelled(source, node):
+                    continue
+                source.refuse(
+                    line,
+                    full,
+                    f"is {_named(source, node)}, and has keys of its own",
+                    "it has: " + " ".join(leaf.name for leaf in fields(hint)),
+                )
+            assert isinstance(hint, type)
+            check_mapping(source, lines_of(node), (hint,), f"{full}.", full)
+        else:
+            _check_leaf(source, node, line, key, full, hint, classes)
+
+
+def _check_agents(source: Source, node: yaml.Node, line: int, full: str) -> None:
+    """The named agents, each with a prompt."""
+    if not isinstance(node, yaml.MappingNode):
+        source.refuse(
+            line,
+            full,
+            f"is {_named(source, node)}, and must be named agents",
+            'write below it a line for each, such as: solver: {template: "{question}"}',
+        )
+    for agent, value, at in lines_of(node):
+        if not isinstance(value, yaml.MappingNode):
+            source.refuse(
+                at,
+                f"{full}.{agent}",
+                f"is {_named(source, value)}, and must be an agent",
+                f'write: {agent}: {{template: "{{question}}"}}',
+            )
+        check_mapping(source, lines_of(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
+        if "template" not in dict(items(value)) and not source.text.count("<<"):
+            _require_template(source, at, f"{full}.{agent}")
+
+
+def _require_template(source: Source, line: int, where: str) -> None:
+    source.refuse(line, f"{where}.template", "is missing", 'give the prompt: template: "{question}"')
+
+
+def _check_leaf(
+    source: Source, node: yaml.Node, line: int, key: str, full: str, hint: Any, classes: Sequence[type[Any]]
+) -> None:
+    written = spelled(source, node)
+    if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
+        return  # what an interpolation stands for is known when all is composed
+    try:
+        value = cast(DictConfig, OmegaConf.create(_alone(node, key)))[key]
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+    ):  # an anchor that lies elsewhere, say: composing tells what is wrong with it
+        return
+    if any(_fits(cls, key, value) for cls in classes):
+        return
+    if isinstance(node, yaml.MappingNode) and node.flow_style:
+        source.refuse(
+            line,
+            f"{full}: {written}",
+            f"is a mapping, and must be {expected(hint)}",
+            f'put quotes around it: {key}: "{written}"',
+        )
+    source.refuse(line, full, f"is {_named(source, node)}", f"it must be {expected(hint)}")
+
+
+def _fits(cls: type[Any], key: str, value: Any) -> bool:
+    if key not in get_type_hints(cls):
+        return False
+    try:
+        OmegaConf.merge(OmegaConf.structured(schema.unset(cls)), {key: value})
+    except OmegaConfBaseException:
+        return False
+    return True
+
+
+def _alone(node: yaml.Node, key: str) -> str:
+    """A document of this key and value alone."""
+    return yaml.serialize(
+        yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", key), node)])
+    )
+
+
+def expected(hint: Any) -> str:
+    """A type in words."""
+    if get_origin(hint) is list:
+        (item,) = get_args(hint)
+        return "a list" + (f" of {' '.join(part.value for part in item)}" if _is_enum(item) else "")
+    parts = get_args(hint) or (hint,)
+    return " or ".join(
+        "one of " + " ".join(member.value for member in part) if _is_enum(part) else KIND_NAMES.get(part, str(part))
+        for part in parts
+    )
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _named(source: Source, node: yaml.Node) -> str:
+    """What a node is, in words."""
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    return "empty" if not spelled(source, node) else repr(spelled(source, node))
+
+
+def _refuse_key(source: Source, line: int, key: str, full: str, known: Sequence[str], owner: str) -> NoReturn:
+    remedy = "it has: " + " ".join(known)
+    source.refuse(line, full, f"is no key of {owner}{closest(key, known)}", remedy)

@@ -1,0 +1,69 @@
+"""Flags that are taken; an option typed with dashes is answered with the override that it must have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from ippo_cli.compose.arguments import LAUNCHERS
+from ippo_cli.config.errors import ConfigError, combine_errors
+
+ALONE = ("-m", "--multirun", "--resolve", "-sc", "--shell-completion", "-r", "--run", "--hydra-help", "--info", "-i")
+CFG = ("--cfg", "-c")
+WITH_VALUE = (*CFG, "--config-dir", "-cd", "--package", "-p")
+NEED_CFG = ("--resolve", "--package", "-p")
+OURS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
+
+
+def check_flags(typed: Sequence[str], own: Collection[str] = ()) -> None:
+    """Raise `ConfigError` with every argument that is no flag of this program; `own` are a command's keys."""
+    if errors := list(flag_errors(typed, own)):
+        raise combine_errors(errors)
+
+
+def flag_errors(typed: Sequence[str], own: Collection[str] = ()) -> Iterator[ConfigError]:
+    """The mistakes among the flags."""
+    names = [text.partition("=")[0] for text in typed]
+    for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
+        if not text.startswith("-") or text.startswith(LAUNCHERS):
+            continue
+        value = text.partition("=")[2] or _next(typed, place)
+        if flag in OURS:
+            yield ConfigError(flag, "is not supported", "add a folder of your own with --config-dir=FOLDER")
+        elif flag in CFG and value not in ("job", "hydra", "all"):
+            yield ConfigError(text, "shows nothing", "use --cfg job, or --cfg job --resolve")
+        elif flag in NEED_CFG and not set(names) & set(CFG):
+            yield ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
+        elif flag not in (*ALONE, *WITH_VALUE):
+            shown = f"{text} {value}" if value and "=" not in text else text
+            yield ConfigError(
+                shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, value, own)
+            )
+
+
+def _next(typed: Sequence[str], place: int) -> str:
+    """The argument behind a flag, if it may be the flag's value."""
+    following = typed[place + 1] if place + 1 < len(typed) else ""
+    return "" if following.startswith("-") or "=" in following else following
+
+
+def _instead(flag: str, value: str, own: Collection[str]) -> str:
+    """What to type: the same key without dashes if there is one, else what a mistyped key is answered with."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ippo_cli.compose.diagnose import diagnose, groups
+    from ippo_cli.compose.load import compose_node
+
+    key = flag.lstrip("-").replace("-", "_")
+    if not key:
+        return "see ippo-train --help"
+    override = f"{key}={value or 'VALUE'}"
+    missing = object()
+    if key in own or key in groups() or OmegaConf.select(compose_node([]), key, default=missing) is not missing:
+        return f"use {override}"
+    try:
+        compose_node([override])
+    except (HydraException, OmegaConfBaseException) as error:
+        return str(diagnose([override], error)).partition("; ")[2]
+    return f"use {override}"

@@ -1,0 +1,137 @@
+"""All mistakes of a command line: what made a command fail, and what would make it fail next."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
+
+KEYS_OF_RUNS = ("resume", "run")
+NO_OVERRIDES = ("--new-task",)
+
+
+def find_mistakes(error: Exception, typed: Sequence[str], own: Collection[str] | None) -> list[ConfigError]:
+    """The mistakes of a command line on which a command failed with `error`, which is among them.
+
+    `own`: keys of the command that are no run's; None for a command that takes no overrides. Empty where Hydra failed
+    for another reason than a mistake.
+    """
+    first = list(split_errors(error)) if isinstance(error, ConfigError) else []
+    if own is None or any(text.startswith(NO_OVERRIDES) for text in typed):
+        return first
+    try:
+        others = _check_line(typed, own)
+    except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
+        others = []  # nothing more can be checked with what failed
+    if first or others:
+        return collect_errors([lambda: others], first)
+    from ippo_cli.compose.arguments import arguments, is_override
+    from ippo_cli.compose.diagnose import diagnose
+
+    try:
+        return [diagnose([text for text in arguments(_overrides(typed, own)) if is_override(text)], error)]
+    except (HydraException, OmegaConfBaseException):
+        return []
+
+
+def _check_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]:
+    """The mistakes of flags, of arguments one by one, and of the configuration that the good ones give."""
+    from ippo_cli.compose.arguments import SWEEP_FLAGS
+    from ippo_cli.compose.diagnose import check_overrides
+    from ippo_cli.compose.flags import flag_errors
+    from ippo_cli.config.evaluation import check_effect
+
+    errors = list(flag_errors(typed, own))
+    readable = _readable(_overrides(typed, own), errors)
+    if any(text.startswith("=") for text in readable):
+        return errors
+    base, is_sweep = _saved_overrides(typed), any(flag in typed for flag in SWEEP_FLAGS)
+    wrong, good = check_overrides(readable, base, sweeps=is_sweep)
+    errors += wrong
+    if "run" in own:
+        typed_now, of_model = [text for text in readable if text in good], any(text[:6] == "model=" for text in typed)
+        errors = collect_errors([lambda: check_effect(typed_now, of_model=of_model)], errors)
+    return errors + _broken_rules(good, errors, training="run" not in own)
+
+
+def _overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
+    """What is typed for a run's keys; the folder after `--config-dir` stays, as its options are known by it."""
+    from ippo_cli.compose.arguments import FOLDER_FLAGS
+    from ippo_cli.compose.flags import ALONE
+
+    others = (*own, "resume")
+    kept: list[str] = []
+    flag = ""  # whose value may follow
+    for text in typed:
+        key, equals, _ = text.partition("=")
+        is_value = bool(flag) and not equals and not text.startswith("-")
+        is_other = is_value or text.startswith("-") or key in others
+        if key in FOLDER_FLAGS or (is_value and flag in FOLDER_FLAGS) or not is_other:
+            kept.append(text)
+        flag = key if text.startswith("-") and not equals and key not in ALONE else ""
+    return kept
+
+
+def _readable(texts: Sequence[str], errors: list[ConfigError]) -> list[str]:
+    """The arguments in the form that Hydra takes, without those that have a mistake by themselves."""
+    from ippo_cli.compose.arguments import arguments
+
+    try:
+        return arguments(texts)
+    except ConfigError:
+        good: list[str] = []
+        for text in texts:
+            try:
+                arguments([text])
+            except ConfigError as error:
+                errors += split_errors(error)
+            else:
+                good.append(text)
+        return arguments(good)
+
+
+def _broken_rules(good: Sequence[str], errors: Sequence[ConfigError], *, training: bool) -> list[ConfigError]:
+    """Rules that the configuration of the good overrides breaks.
+
+    Beside a mistake only typed keys are judged, and no rule with a key that may have been meant by a mistaken one.
+    """
+    from ippo_cli.compose.diagnose import groups
+    from ippo_cli.compose.explain import compose_once
+    from ippo_cli.compose.load import resolve, typed
+    from ippo_cli.config.checks import check
+    from ippo_cli.config.hardware import world_size
+    from ippo_cli.engine.launchers import external_world_size
+
+    def check_rules() -> None:
+        config = typed(resolve(compose_once(tuple(good))))
+        check(config, world_size(config, external_world_size()), training=training)
+
+    keys = {text.partition("=")[0].lstrip("+~") for text in good}
+    found = collect_errors([check_rules], errors)[len(errors) :]
+    if not errors:
+        return found
+    choice_is_wrong = any(error.key.lstrip("+") in groups() for error in errors)
+    meant = {key for error in errors for key in re.findall(r"[a-z_]+(?:\.\w+)+", str(error).partition("; ")[2])}
+    return [
+        error
+        for error in found
+        if error.key in keys
+        and ("out of range" in str(error) or not (choice_is_wrong or any(key in str(error) for key in meant)))
+    ]
+
+
+def _saved_overrides(typed: Sequence[str]) -> list[str]:
+    """The overrides of the run that the command is about."""
+    from ippo_cli.compose.resume import saved_overrides
+
+    for text in typed:
+        key, _, value = text.partition("=")
+        if key in KEYS_OF_RUNS and (folder := Path(os.path.expanduser(value))).is_dir():
+            return saved_overrides(folder) if (folder / "overrides.json").is_file() else []
+    return []

@@ -1,0 +1,112 @@
+"""Options of one's own: folders, and single YAML files, that Hydra looks for options in besides `conf/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+from ippo_cli.compose.path_keys import read_option
+
+SEARCH_PATH = "hydra.searchpath="
+FILE_SCHEME = "option"
+PACKAGE = Path(__file__).resolve().parents[1]
+OWN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+
+
+class OptionFile(ConfigSource):
+    """One file as one option of one group: `option://task=/home/me/mine.yaml` is what `task=mine` chooses."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider=provider, path=path)
+        self.group, _, file = self.path.partition("=")
+        self.file = Path(file)
+
+    @staticmethod
+    def scheme() -> str:
+        return FILE_SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        text = self.file.read_text(encoding="utf-8")
+        return ConfigResult(
+            config=OmegaConf.create(read_option(text, self.group, self.file.resolve().parent)),
+            path=self.full_path(),
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+    def available(self) -> bool:
+        return self.file.is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.strip("/") in ("", self.group)
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.removesuffix(".yaml") == f"{self.group}/{self.file.stem}" and self.available()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        inside = config_path.strip("/") == self.group
+        if results_filter is not (ObjectType.CONFIG if inside else ObjectType.GROUP) and results_filter is not None:
+            return []
+        return [self.file.stem] if inside else [self.group] if self.is_group(config_path) else []
+
+
+class OptionFolder(FileConfigSource):
+    """A folder of groups. In files of the user's, paths are relative to the file, and texts may hold `${`."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if file.is_relative_to(OWN_OPTIONS.resolve()) or not file.is_file():
+            return super().load_config(config_path)
+        text = file.read_text(encoding="utf-8")
+        return ConfigResult(
+            config=OmegaConf.create(read_option(text, str(Path(config_path).parent), file.parent)),
+            path=f"{self.scheme()}://{self.path}",
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+
+def register_option_files() -> None:
+    """Make Hydra understand single files on its search path, and read folders of files as ours."""
+    Plugins.instance().register(OptionFile)
+    SourcesRegistry.instance().types["file"] = OptionFolder
+
+
+def entry(place: Path, group: str | None = None) -> str:
+    """A place as it stands in the search path: a folder of groups, or the file of one option of a group."""
+    return f"{FILE_SCHEME}://{group}={place}" if group else str(place)
+
+
+def entries(overrides: Iterable[str]) -> list[str]:
+    """What the overrides add to the search path, each once."""
+    parser = OverridesParser.create()
+    added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
+    return list(dict.fromkeys(str(place) for places in added if isinstance(places, list) for place in places))
+
+
+def own_files(overrides: Sequence[str]) -> list[tuple[str, Path]]:
+    """Group and file of every option that the overrides add."""
+    files: list[tuple[str, Path]] = []
+    for place in entries(overrides):
+        if place.startswith(f"{FILE_SCHEME}://"):
+            group, _, file = place.removeprefix(f"{FILE_SCHEME}://").partition("=")
+            files.append((group, Path(file)))
+        else:
+            files += options_below(Path(place.removeprefix("file://")))
+    return files
+
+
+def options_below(root: Path) -> list[tuple[str, Path]]:
+    """Group and file of every option in a folder of groups."""
+    files = ((str(file.parent.relative_to(root)), file) for file in sorted(root.rglob("*.yaml")))
+    return [(group, file) for group, file in files if group != "."]

@@ -1,0 +1,1 @@
+"""What a run needs before a weight is loaded: checks, memory, and `mode=plan`."""

@@ -1,0 +1,193 @@
+"""Seconds of an iteration, from sizes and from what a device does in a second: arithmetic, nothing is run.
+
+A phase takes at least what its matrix products take, what reading weights and caches takes, and what sending weights
+and gradients takes: each at the stated figure, and all at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
+from ippo_cli.config.credit import needs_reference, replays
+from ippo_cli.config.schema import (
+    AgentConfig,
+    Config,
+    CriticKind,
+    Dtype,
+    OwnCriticConfig,
+    PlanConfig,
+    SeparateCriticConfig,
+    Zero3Gather,
+)
+from ippo_cli.models.actor import DTYPES
+from ippo_cli.models.shape import ModelShape
+from ippo_cli.planning.memory import AgentShapes, engine_stage, width_of
+
+PHASES: tuple[str, ...] = ("rollout", "targets", "update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Of one rank, a second."""
+
+    operations: float
+    memory: float = math.inf  # bytes read of the device's memory
+    network: float = math.inf  # bytes sent to other ranks, and received at once
+
+    def seconds(self, operations: float, *, read: float = 0.0, sent: float = 0.0) -> float:
+        """Of what is done at the same time."""
+        return max(operations / self.operations, read / self.memory, sent / self.network)
+
+
+def stated_speed(plan: PlanConfig) -> Speed:
+    """Of one of the devices that figures are given of; what leaves a machine is as slow as its network."""
+    assert plan.devices is not None
+    assert plan.per_machine is not None
+    assert plan.tflops is not None
+    assert plan.memory_gb_per_s is not None
+    network = plan.link_gb_per_s if plan.devices <= plan.per_machine else plan.network_gb_per_s
+    assert network is not None
+    return Speed(operations=plan.tflops * 1e12, memory=plan.memory_gb_per_s * 1e9, network=network * 1e9)
+
+
+def measured_speed(ranks: int, dtype: Dtype) -> Speed:
+    """Of one of the ranks that share this machine's processor: matrix products in that precision, the fastest of those
+    that a moment has time for, as other work delays some."""
+    size = 768
+    left = torch.ones(size, size, dtype=DTYPES[dtype])
+
+    def product() -> float:
+        began = time.perf_counter()
+        torch.mm(left, left)
+        return time.perf_counter() - began
+
+    product()  # the first one allocates
+    until, fastest = time.perf_counter() + 0.2, product()
+    while time.perf_counter() < until:
+        fastest = min(fastest, product())
+    return Speed(operations=2.0 * size**3 / fastest / ranks)
+
+
+def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, speed: Speed) -> dict[str, float]:
+    """At least so many by phase, on each of the ranks, where all sequences are as long as the longest may get."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for name, agent in shapes.items():
+        settings = config.task.agents[name]
+        work = _Work(config, settings, agent, ranks, speed)
+        seconds["rollout"] += work.rollout()
+        if not settings.frozen:
+            seconds["targets"] += work.targets()
+            seconds["update"] += work.update()
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one agent's part of an iteration takes on one rank."""
+
+    config: Config
+    settings: AgentConfig
+    agent: AgentShapes
+    ranks: int
+    speed: Speed
+
+    @property
+    def rows(self) -> float:
+        return self.config.rollout.buffer_size / self.ranks
+
+    @property
+    def written(self) -> int:
+        """Tokens of a row, of all its turns; a world may end before its last turn."""
+        return min(self.settings.rollout.max_new_tokens * (self.agent.length.turns or 1), self.agent.length.row)
+
+    def rollout(self) -> float:
+        """Reading every prompt once, then token by token what is decoded together."""
+        shape, row, written = self.agent.actor, self.agent.length.row, self.written
+        width = width_of(self.settings.actor.dtype)
+        prompts = self.speed.seconds(self.rows * (row - written) * _forward(shape, row))
+        together = min(self.config.rollout.decode_batch_size, math.ceil(self.rows))
+        cached = 2.0 * width * shape.layers * shape.keys * (row - written / 2)
+        by_layer = self._spread and self.config.rollout.zero3_gather is Zero3Gather.layer
+        sent = self._sent(width * shape.parameters)
+        step = self.speed.seconds(
+            together * _forward(shape, row),
+            read=width * shape.parameters + together * cached,
+            sent=sent if by_layer else 0.0,
+        )
+        seconds = prompts + step * written * math.ceil(self.rows / together)
+        if self._spread and not by_layer:
+            seconds += self.speed.seconds(0.0, sent=sent)
+        # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
+        every = self.config.reward.measure_credit_every or 1
+        return seconds * (1 + (1 / every if replays(self.config) else 0))
+
+    def targets(self) -> float:
+        """Values, the reference's log-probabilities, and those of the policy anew."""
+        kind, shapes = self.settings.critic.kind, self.agent
+        read = [] if kind is CriticKind.none else [shapes.critic or shapes.actor]
+        read += [shapes.actor] * (needs_reference(self.config) + self.config.rollout.recompute_logprobs)
+        return sum(self._scored(shape) for shape in read)
+
+    def update(self) -> float:
+        """All epochs of the actor and of a critic of its own."""
+        config, settings, critic = self.config, self.settings, self.settings.critic
+        seconds = self._trained(
+            self.agent.actor,
+            settings.actor.dtype,
+            settings.algorithm.ppo_epochs,
+            mini_batch_size(config, settings),
+            settings.actor.gradient_checkpointing,
+        )
+        if self.agent.critic is not None and isinstance(critic, OwnCriticConfig):
+            model = critic if isinstance(critic, SeparateCriticConfig) else settings.actor
+            seconds += self._trained(
+                self.agent.critic,
+                model.dtype,
+                critic.ppo_epochs or settings.algorithm.ppo_epochs,
+                critic_mini_batch_size(config, settings),
+                model.gradient_checkpointing,
+            )
+        return seconds
+
+    def _trained(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
+        row, width = self.agent.length.row, width_of(dtype)
+        forward = _forward(shape, row)
+        # A frozen base has no gradients of its own weights.
+        backward = 2.0 * forward if shape.adapter is None else forward + 4.0 * shape.trained_parameters
+        operations = self.rows * row * (forward + backward + (forward if checkpointed else 0.0))
+        steps = math.ceil(self.config.rollout.buffer_size / mini)
+        passes = steps * max(1, math.ceil(mini / self.ranks * row / self.config.deepspeed.micro_batch_tokens))
+        trained = float(shape.trained_parameters)
+        stage = engine_stage(self.config, width, self.ranks)
+        # Gradients go in float32: reduced on all ranks below stage 3, which is twice what each of them has.
+        if stage == 3:
+            sent = passes * (2 * width * trained + 4 * trained)
+        else:
+            sent = (passes if stage == 2 else steps) * 2 * 4 * trained + (steps * width * trained if stage else 0.0)
+        return epochs * self.speed.seconds(operations, sent=self._sent(sent))
+
+    def _scored(self, shape: ModelShape) -> float:
+        """All rows without gradients."""
+        row, width = self.agent.length.row, width_of(self.settings.actor.dtype)
+        batches = max(1, math.ceil(self.rows * row / self.config.deepspeed.forward_batch_tokens))
+        sent = self._sent(batches * width * shape.parameters) if self._spread else 0.0
+        return self.speed.seconds(self.rows * row * _forward(shape, row), sent=sent)
+
+    @property
+    def _spread(self) -> bool:
+        return self.config.deepspeed.stage == 3 and self.ranks > 1
+
+    def _sent(self, size: float) -> float:
+        """Of what all ranks have together, what one of them must get from others."""
+        return size * (1.0 - 1.0 / self.ranks)
+
+
+def _forward(shape: ModelShape, context: int) -> float:
+    """Operations for a token: two for each weight, and attention over half of what stands before it on average."""
+    return 2.0 * shape.parameters + 2.0 * shape.layers * shape.hidden * context

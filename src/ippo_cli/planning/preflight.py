@@ -1,0 +1,471 @@
+"""What a run needs of its machine and data, before a weight is loaded: `mode=plan` and training ask alike."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.critic_start import start_config
+from ippo_cli.agents.critic_view import Layout
+from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.config.adapters import read_adapter, reference_folder
+from ippo_cli.config.batch_sizes import Arithmetic
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.model_args import config_values, quantized_bits
+from ippo_cli.config.references import is_default_reference
+from ippo_cli.config.schema import (
+    ActorConfig,
+    AdapterCriticConfig,
+    AgentConfig,
+    CentralizedCriticConfig,
+    Config,
+    Device,
+    JsonlConfig,
+    LoraActorConfig,
+    PlanConfig,
+    ReferenceKind,
+    SeparateCriticConfig,
+    TinyActorConfig,
+    TooLong,
+    ValueHeadCriticConfig,
+)
+from ippo_cli.config.teams import bases, critics, holders
+from ippo_cli.engine.host_memory import host_memory
+from ippo_cli.models.actor import load_actor_tokenizer, refuse_unreadable_tokens, tokenizer_setting
+from ippo_cli.models.shape import (
+    ModelShape,
+    actor_shape,
+    critic_shape,
+    empty_backbone,
+    empty_model,
+    load_config,
+    quantized_shape,
+    with_adapter,
+    with_value_head,
+)
+from ippo_cli.models.tiny import tiny_config, tokenizer_of
+from ippo_cli.planning.episode_length import episode_lengths, longest_view, too_long
+from ippo_cli.planning.memory import (
+    GIB,
+    AgentShapes,
+    Frozen,
+    Memory,
+    checkpoint_bytes,
+    run_memory,
+    snapshot_bytes,
+    width_of,
+)
+from ippo_cli.planning.reward_models import frozen_reward_models
+from ippo_cli.rollout.generator import context_limit
+from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
+from ippo_cli.tasks.eval_rows import episodes_of
+from ippo_cli.tasks.rows import narrowed
+from ippo_cli.tasks.schedule import ExampleSchedule
+from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
+from ippo_cli.tasks.templates import first_message
+from ippo_cli.types import Example
+
+LESS_MEMORY = (
+    ("deepspeed=zero2", {"stage": 2, "offload_optimizer": False, "offload_params": False}),
+    ("deepspeed=zero3", {"stage": 3, "offload_optimizer": False, "offload_params": False}),
+    ("deepspeed=zero3_offload", {"stage": 3, "offload_optimizer": True, "offload_params": True}),
+)
+LOWERED_BY = {
+    "load": "use a higher ZeRO stage, or a smaller model",
+    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, shorten the prompts, or at stage 3 set "
+    "rollout.zero3_gather=layer",
+    "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
+    "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
+    "save": "use a higher ZeRO stage, or a smaller model",
+}
+"""What makes a phase smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What agents read with and are made of, without their weights."""
+
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+    contexts: dict[str, int]  # tokens that prompt and response may have together
+    shapes: dict[str, AgentShapes]
+    layouts: dict[str, Layout]  # of centralised critics, by the critic's name
+    rewards: tuple[Frozen, ...]  # reward models that lie beside them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Bytes that the ranks on this machine share."""
+
+    device: str  # `cpu` or `cuda`
+    host: int  # the machine's own memory
+    accelerator: int  # of the smallest GPU; 0 on a CPU
+    ranks: int  # on this machine
+    ranks_per_device: int
+
+    def lacks(self, device: float, host: float) -> tuple[str, float, float] | None:
+        """What is short where every rank here holds so much: its name, what is needed of it, and what there is."""
+        if self.device == "cuda":
+            if device * self.ranks_per_device > self.accelerator:
+                return "GPU", device * self.ranks_per_device, self.accelerator
+            return ("machine", host * self.ranks, self.host) if host * self.ranks > self.host else None
+        needed = (device + host) * self.ranks
+        return ("machine", needed, self.host) if needed > self.host else None
+
+
+def device_kind(wanted: Device) -> str:
+    """`cuda` or `cpu`. Raises `PreflightError` where CUDA is asked for and cannot be used."""
+    cuda = torch.cuda.is_available() if wanted is Device.auto else wanted is Device.cuda
+    if cuda and not torch.cuda.is_available():
+        raise PreflightError("launch.device=cuda, and no CUDA device can be used here; use launch.device=cpu")
+    return "cuda" if cuda else "cpu"
+
+
+def this_machine(device: str, ranks: int) -> Machine:
+    """Of the machine that this process runs on, `ranks` of whose processes train."""
+    if device == "cpu":
+        return Machine(device=device, host=host_memory().total, accelerator=0, ranks=ranks, ranks_per_device=ranks)
+    count = torch.cuda.device_count()
+    return Machine(
+        device=device,
+        host=host_memory().total,
+        accelerator=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
+        ranks=ranks,
+        ranks_per_device=-(-ranks // count),
+    )
+
+
+def planned_machine(plan: PlanConfig) -> Machine | None:
+    """The fullest of the machines that figures are given of; None where they are this one's."""
+    if plan.devices is None:
+        return None
+    assert plan.per_machine is not None
+    assert plan.memory_gib is not None
+    assert plan.machine_memory_gib is not None
+    return Machine(
+        device="cuda",
+        host=int(plan.machine_memory_gib * GIB),
+        accelerator=int(plan.memory_gib * GIB),
+        ranks=min(plan.devices, plan.per_machine),
+        ranks_per_device=1,
+    )
+
+
+def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> Material:
+    """Tokenizers and shapes of every agent, from where its actor starts. Raises `PreflightError` without them.
+
+    `weights` says where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
+    """
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    contexts: dict[str, int] = {}
+    made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
+    known: dict[tuple[str, str | None, str], Any] = {}  # empty models: agents often start from the same
+    references: dict[str, ModelShape | None] = {}
+    starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
+    holder_of = holders(config)
+    for base, names in bases(config).items():
+        actor = config.task.agents[names[0]].actor
+        source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
+        if weights is None and isinstance(actor, TinyActorConfig):
+            source = f"{base}'s own"
+            lessons = warm_start_lessons(names, config, task)
+            refuse_nothing_to_read(names[0], actor, lessons)
+            tokenizer = tokenizer_of(actor.alphabet, alphabet_lessons(names, lessons, config, task))
+            known[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
+        else:
+            tokenizer = load_actor_tokenizer(actor, source, revision)
+        lm = _empty(known, source, revision, actor)
+        refuse_unreadable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
+        for name in names:
+            agent = config.task.agents[name]
+            tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
+            starts[name] = source, revision
+            made[name] = _actor_shape(agent, lm, source), _critic_shape(agent, known, source, revision), source
+            references[name] = _reference_shape(agent, known, lm, source)
+    tokenizers = {name: tokenizers[name] for name in config.task.agents}
+    contexts = {name: contexts[name] for name in config.task.agents}
+    lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
+    layouts = critic_layouts(config, tokenizers, contexts, _critic_contexts(config, known, starts))
+    critic_row = longest_view(lengths) if layouts else None
+    shapes = {}
+    for name in config.task.agents:
+        actor, critic, source = made[name]
+        pinned = f"{source}@{config.task.agents[name].actor.revision}"
+        shapes[name] = AgentShapes(
+            actor=actor,
+            critic=critic,
+            length=lengths[name],
+            weights=pinned,
+            reference=references[name],
+            critic_row=critic_row,
+        )
+    return Material(
+        tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
+    )
+
+
+def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSchedule:
+    """Which examples each iteration works on."""
+    return ExampleSchedule(
+        task.train,
+        seed=config.seed,
+        prompts_per_iteration=plan.prompts_per_iteration,
+        num_generations=config.rollout.num_generations,
+    )
+
+
+def fitting_task(config: Config, task: Task, material: Material) -> tuple[Task, list[str]]:
+    """The task without rows whose prompts are too long, where `task.too_long=drop` asks for that; and what there is to
+    tell of rows that are left out. Raises `PreflightError` where none is left."""
+    said: list[str] = []
+    parts = {"train": task.train, "held_out": task.held_out}
+    for part in parts.values():
+        said += [f"data: {counts}" for counts in getattr(part, "counts", ()) if sum(counts.dropped.values())]
+    if not drops_too_long(config):
+        return task, list(dict.fromkeys(said))
+    formats = prompt_formats(config.task, config.rollout, material.tokenizers)
+    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
+
+    def message(agent: str, example: Example) -> str:
+        return first_message(agent, config.task.agents[agent], example)
+
+    for name, rows in parts.items():
+        kept = fitting_rows(known, message, rows, material.contexts)
+        if len(kept) == len(rows):
+            continue
+        limit = f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
+        what = {"train": "training", "held_out": "held-out"}[name]
+        if not kept:
+            raise PreflightError(f"task.too_long=drop leaves none of {len(rows)} {what} rows with {limit}; raise that")
+        said.append(f"data: {len(rows) - len(kept)} of {len(rows)} {what} rows left out: prompts too long for {limit}")
+        parts[name] = narrowed(rows, kept)
+        if 0 in getattr(parts[name], "sizes", ()) and getattr(parts[name], "weights", None):
+            raise PreflightError(f"task.too_long=drop leaves no row of a source that has a weight, with {limit}")
+    return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(said))
+
+
+def drops_too_long(config: Config) -> bool:
+    """Whether rows with prompts that are too long are left out."""
+    return isinstance(config.task, JsonlConfig) and config.task.too_long is TooLong.drop
+
+
+def fitting_formats(
+    config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
+) -> dict[str, PromptFormat]:
+    """How each agent is asked. First prompts that depend on examples alone fit, and of others those of one episode."""
+    formats = prompt_formats(config.task, config.rollout, material.tokenizers)
+    for name in speakers_of_several_turns(config.task):
+        formats[name].refuse_rewritten_history()
+
+    def message(agent: str, example: Example) -> str:
+        return first_message(agent, config.task.agents[agent], example)
+
+    scheduled = schedule.scheduled_examples(plan.num_iterations)
+    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
+    refuse_too_long(known, message, scheduled, "the training data", material.contexts)
+    refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
+    for name, told in ({} if known else task.dry_run.first).items():
+        if name in formats:  # who is no agent is told where episodes fail
+            formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
+    return formats
+
+
+def unusual_material(config: Config, material: Material) -> dict[str, str]:
+    """What is to be said of the models' contexts and of what they may have to read."""
+    lengths = {name: shapes.length for name, shapes in material.shapes.items()}
+    said = too_long(config, lengths, material.contexts) | _long_views(material) | _unlike_rotations(material)
+    return said | _ended_prompts(config, material)
+
+
+def _ended_prompts(config: Config, material: Material) -> dict[str, str]:
+    """A warning where a chat template ends prompts in the token that ends responses, so that models end theirs."""
+    for name, prompt_format in prompt_formats(config.task, config.rollout, material.tokenizers).items():
+        end = prompt_format.tokenizer.eos_token_id
+        if prompt_format.chat and prompt_format.prompt_ids("x")[-1:] == [end]:
+            token = prompt_format.tokenizer.eos_token
+            return {
+                "ended_prompts": f"{name}: its chat template ends prompts in {token}, which ends responses as well: a "
+                "model that has seen it has nothing to add; use a template that begins the assistant's message, or "
+                "task.chat_template=false"
+            }
+    return {}
+
+
+def _unlike_rotations(material: Material) -> dict[str, str]:
+    """What is to be said where the frequencies of a row's positions depend on the longest row of its forward."""
+    for name, shapes in material.shapes.items():
+        limit, longest = shapes.actor.longrope_from, shapes.length.sequence
+        if limit is not None and longest > limit:
+            return {
+                "longrope": f"{name}: with longrope, rows beside one of more than {limit} tokens are read by other "
+                f"frequencies; rollout.context_limit={limit} avoids it"
+            }
+    return {}
+
+
+def _long_views(material: Material) -> dict[str, str]:
+    """What is to be said where a centralised critic may have more to read than its context holds."""
+    longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
+    for name, layout in material.layouts.items():
+        if not layout.forgets and longest > layout.context:
+            return {
+                "long_views": f"the critic of {name} may have up to {longest} tokens to read of an episode, and reads "
+                f"{layout.context} at once: of what is more, the oldest that others were told and wrote is left out "
+                "(value/left_out_share)"
+            }
+    return {}
+
+
+def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int, device: str) -> Memory:
+    """What each rank holds, on a device of this kind."""
+    evaluated = episodes_of(len(task.held_out), config.evaluation)
+    rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
+    return run_memory(config, material.shapes, ranks, rows, device, material.rewards)
+
+
+def what_cannot_fit(config: Config, material: Material, memory: Memory, machine: Machine, ranks: int) -> str | None:
+    """What a `PreflightError` says where weights, optimizer and gradients alone are more than there is; else None."""
+    lacking = machine.lacks(memory.certain, memory.host)
+    if lacking is None:
+        return None
+    what, needed, there = lacking
+    fitting = [
+        option
+        for option, settings in LESS_MEMORY
+        if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), material, machine, ranks)
+    ]
+    remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
+    return (
+        f"deepspeed.stage={config.deepspeed.stage} holds at least {(memory.certain + memory.host) / GIB:.1f} GiB of "
+        f"weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on this "
+        f"{what} need {needed / GIB:.1f} GiB, and it has {there / GIB:.1f}; {remedy}"
+    )
+
+
+def memory_warning(memory: Memory, machine: Machine) -> str | None:
+    """A line where what is estimated beyond weights, optimizer and gradients does not fit."""
+    phase, device = memory.greatest
+    lacking = machine.lacks(device, memory.host)
+    if lacking is None:
+        return None
+    what, needed, there = lacking
+    return (
+        f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
+        f"{LOWERED_BY[phase]}"
+    )
+
+
+def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:
+    """Bytes of one checkpoint, and of as many as ever lie there together."""
+    one = checkpoint_bytes(config, material.shapes, ranks)
+    most = one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
+    return one, most + snapshot_bytes(config, material.shapes)
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes where a folder lies, or will lie."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> bool:
+    memory = run_memory(config, material.shapes, ranks, 1, machine.device, material.rewards)
+    return machine.lacks(memory.certain, memory.host) is None
+
+
+def _empty(
+    known: dict[tuple[str, str | None, str], Any], source: str, revision: str | None, actor: ActorConfig | None = None
+) -> Any:
+    """The model without weights; with the values that `actor.model_args` puts into the configuration of an actor."""
+    values = {} if actor is None else config_values(actor)
+    key = source, revision, str(values)
+    if key not in known:
+        known[key] = empty_model(load_config(source, revision, values))
+    return known[key]
+
+
+def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
+    shape = actor_shape(lm)
+    if (bits := quantized_bits(agent.actor)) is not None:
+        shape = quantized_shape(shape, lm, bits, width_of(agent.actor.dtype))
+    if isinstance(agent.actor, LoraActorConfig):
+        earlier = agent.actor.adapter
+        shape = with_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
+    if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
+        shape = with_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+    return shape
+
+
+def _reference_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], lm: PreTrainedModel, source: str
+) -> ModelShape | None:
+    """Of an agent's reference, where that has weights beside its initial model's or base's."""
+    actor = agent.actor
+    if agent.frozen or is_default_reference(actor):
+        return None
+    is_lora, folder, is_adapter = isinstance(actor, LoraActorConfig), None, False
+    if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
+        folder, is_adapter = reference_folder(actor.reference)
+    if folder is not None and not is_adapter:
+        return actor_shape(_empty(known, str(folder), None))
+    if actor.reference_update_every is not None:  # as large as the actor
+        shape = actor_shape(lm)
+        if isinstance(actor, LoraActorConfig):
+            shape = with_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
+        return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
+    if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
+        folder = None if actor.adapter is None else Path(actor.adapter)
+    if folder is None:
+        return None
+    adapter = read_adapter(folder, "actor.reference")
+    on = lm if is_lora or adapter.base is None else _empty(known, adapter.base, None)
+    shape = with_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
+    assert shape.adapter is not None
+    return replace(shape, sizes=shape.adapter if is_lora else shape.sizes + shape.adapter, adapter=None)
+
+
+def _critic_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], actor: str, revision: str | None
+) -> ModelShape | None:
+    critic = agent.critic
+    if agent.frozen:
+        return None
+    if isinstance(critic, AdapterCriticConfig):
+        lm = _empty(known, actor, revision, agent.actor)
+        earlier = critic.warm_start
+        shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
+        return with_value_head(shape, lm.config, critic.value_head_hidden_dim)
+    if not isinstance(critic, SeparateCriticConfig):
+        return None
+    if critic.warm_start is not None:
+        return critic_shape(empty_backbone(start_config(critic)), critic.value_head_hidden_dim)
+    if critic.model is None:
+        return critic_shape(_empty(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
+    return critic_shape(_empty(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+
+
+def _critic_contexts(
+    config: Config, known: dict[tuple[str, str | None, str], Any], starts: Mapping[str, tuple[str, str | None]]
+) -> dict[str, int]:
+    """Tokens that each centralised critic reads as one sequence, by the critic's name."""
+    found: dict[str, int] = {}
+    for name, names in critics(config).items():
+        critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor
+        if isinstance(critic, CentralizedCriticConfig):
+            if critic.warm_start is not None:
+                found[name] = critic_context(config, critic, start_config(critic))
+                continue
+            of_actor = critic.model is None
+            source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
+            found[name] = critic_context(
+                config, critic, _empty(known, source, revision, actor if of_actor else None).config
+            )
+    return found

@@ -1,0 +1,1 @@
+"""What a run reports: metrics, warnings, console output, samples and trackers."""

@@ -1,0 +1,106 @@
+"""What an update's losses log: means over its tokens, also those of each agent and turn, from one reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ippo_cli.algorithms.losses import Loss
+from ippo_cli.engine import distributed
+from ippo_cli.formulas.masked import keep
+from ippo_cli.reporting.iteration_metrics import ratio
+from ippo_cli.types import Minibatch
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Sums and maxima over micro-batches, by name.
+
+    Those by agent and turn are taken where they say more than the learner's: where it trains several agents, and of
+    agents with several turns.
+    """
+
+    learner: str
+    turns: Mapping[str, int]  # by agent in the order of the rows: of how many of its first turns there are means
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    parts: dict[str, Tensor] = field(default_factory=dict)  # [2, agents, turns + 1]: sums and counts of entries
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    tokens: int = 0  # over all ranks and steps
+    first_epoch_tokens: int = 0
+
+    @classmethod
+    def of(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> Tally:
+        """Of a learner that trains these agents."""
+        return cls(learner=learner, turns={name: turns.get(name, 0) for name in agents})
+
+    def add(self, prefix: str, loss: Loss, batch: Minibatch, *, first_epoch: bool, first_step: bool) -> None:
+        """Take in what the loss of a micro-batch logs, under `<prefix>/`."""
+        logged = [name for name in loss.per_token if name != "ratio" or first_epoch]
+        sums = loss.sums
+        for name in logged:
+            _plus(self.sums, f"{prefix}/{name}", sums[name])
+        if len(self.turns) > 1 or any(self.turns.values()):
+            numbers = torch.stack([loss.per_token[name] for name in logged])
+            for name, part in zip(logged, self._parts(numbers, loss, batch), strict=True):
+                _plus(self.parts, f"{prefix}/{name}", part)
+        for name, value in loss.maxima.items():
+            for kept, wanted in (
+                (f"{prefix}/{name}_max_deviation", first_epoch),
+                (f"{prefix}/{name}_first_step_deviation", first_step),
+            ):
+                if wanted:
+                    self.maxima[kept] = torch.maximum(self.maxima.get(kept, torch.zeros_like(value)), value)
+
+    def step_sum(self, name: str) -> Tensor:
+        return self.sums.get(name, torch.zeros((), dtype=torch.float64))
+
+    def means(self) -> dict[str, float]:
+        """By full names, over all ranks."""
+        sums, parts = self._totals()
+        found: dict[str, float] = {}
+        for name, total in sums.items():
+            tokens = self.first_epoch_tokens if name.endswith("/ratio") else self.tokens
+            found[f"{self.learner}/{name}"] = float(total) / max(tokens, 1)
+        for name, both in parts.items():
+            for (agent, turns), total, count in zip(self.turns.items(), *both, strict=True):
+                if len(self.turns) > 1:
+                    found[f"{agent}/{name}"] = ratio(float(total.sum()), float(count.sum()))
+                for turn in range(turns):
+                    found[f"{agent}/{name}/turn/{turn + 1}"] = ratio(float(total[turn]), float(count[turn]))
+        for name, value in sorted(self.maxima.items()):
+            found[f"{self.learner}/{name}"] = float(distributed.all_max(value))
+        return found
+
+    def _totals(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Sums and parts of all ranks, from one reduction."""
+        own = [table[name] for table in (self.sums, self.parts) for name in sorted(table)]
+        if not own:
+            return {}, {}
+        flat = distributed.all_sum(torch.cat([tensor.flatten() for tensor in own])).cpu()
+        total = [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in own]), own, strict=True)]
+        count = len(self.sums)
+        sums, parts = total[:count], total[count:]
+        return dict(zip(sorted(self.sums), sums, strict=True)), dict(zip(sorted(self.parts), parts, strict=True))
+
+    def _parts(self, numbers: Tensor, loss: Loss, batch: Minibatch) -> Tensor:
+        """Of quantities `[q, b, R]` their sums, and how many entries these are of: `[q, 2, agents, turns + 1]`.
+
+        Turns after those that there are means of are in the last column. Matrix products in place of indexed additions,
+        whose order on a GPU is not always the same.
+        """
+        shown = max(self.turns.values())
+        of_turn = one_hot(batch.rollout.turn.clamp(0, shown), shown + 1).double()
+        of_agent = one_hot(batch.agent, len(self.turns)).double()
+        kept = keep(torch.cat([numbers.double(), torch.ones_like(numbers[:1])]), loss.mask)
+        by_turn = torch.einsum("qbr,brt->qbt", kept, of_turn)
+        total = torch.einsum("qbt,ba->qat", by_turn, of_agent)
+        return torch.stack([total[:-1], total[-1:].expand_as(total[:-1])], dim=1)
+
+
+def _plus(table: dict[str, Tensor], name: str, value: Tensor) -> None:
+    before = table.get(name)
+    table[name] = (torch.zeros_like(value, dtype=torch.float64) if before is None else before) + value

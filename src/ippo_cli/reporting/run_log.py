@@ -1,0 +1,252 @@
+"""What a run writes while it goes on: metrics, samples, and its state."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import StorageError, storage_failure, storing
+from ippo_cli.config.schema import TrackerConfig
+from ippo_cli.config.secrets import redacted
+from ippo_cli.engine import distributed
+from ippo_cli.reporting.metrics import is_documented
+from ippo_cli.reporting.trackers.build import build_trackers
+from ippo_cli.reporting.trackers.tracker import Trackers
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.folder import metric_rows, overwrite, warn, write_atomically
+
+NO_SETTINGS: Mapping[str, Any] = {}
+
+
+@dataclass
+class RunState:
+    """`run.json`: what scripts ask of a run."""
+
+    state: str = "running"  # running | done | preempted | failed
+    wall_seconds: float = 0.0
+    iterations: int = 0
+    evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
+    error: str | None = None
+    warnings: dict[str, str] = field(default_factory=dict)  # what was said to be unusual, by rule
+
+
+def state_before(folder: Path) -> RunState:
+    """What `run.json` says of a run that goes on; what a checkpoint knows better is taken from there later."""
+    try:
+        known = json.loads((folder / "run.json").read_text())
+        return RunState(
+            known["state"],
+            known["wall_seconds"],
+            known["iterations"],
+            {name: _with_nan(numbers) for name, numbers in known["evaluation"].items()},
+            warnings=known.get("warnings", {}),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return RunState()
+
+
+class Run:
+    """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here.
+
+    What cannot be written while the run goes on is a warning: rows of `metrics.jsonl` and the state wait for room,
+    samples and curves are left out. It is the checkpoints that end a run whose disk stays full.
+
+    `settings` are the plain values that trackers show as the run's configuration.
+    """
+
+    def __init__(
+        self, folder: Path, tracker: TrackerConfig, state: RunState, settings: Mapping[str, Any] = NO_SETTINGS
+    ) -> None:
+        self.folder = folder
+        self.state = state
+        self._main = distributed.is_main()
+        self._counted = time.monotonic()  # up to here time is part of `wall_seconds`
+        self._trackers = Trackers()
+        self._waiting: list[str] = []  # rows that found no room
+        self._failing: set[str] = set()  # what was warned of and has not been written since
+        distributed.on_main(lambda: self._begin(tracker, settings))
+
+    def _begin(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
+        with storing(str(self.folder)):
+            (self.folder / "samples").mkdir(exist_ok=True)
+            self._trackers = build_trackers(tracker, self.folder, settings)
+            self._write_state()
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def metrics_size(self) -> int | None:
+        """Bytes of `metrics.jsonl` that are safely on disk; None while rows wait for room there."""
+        if self._waiting:  # there may be room again
+            with suppress(OSError):
+                self._append()
+        return None if self._waiting else self._written()
+
+    def _written(self) -> int:
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def truncate_metrics(self, size: int, iteration: int) -> None:
+        """Drop rows that were written after the checkpoint that is resumed, of this iteration; they will be written
+        again. Raises `ResumeError` for a row that cannot be read."""
+        if not self._main:
+            return
+        written = self._written()
+        if written < size:
+            warn(f"{self.metrics_file} is shorter than when the checkpoint was saved: rows of it are missing")
+        if written > size:
+            os.truncate(self.metrics_file, size)
+        if self.metrics_file.exists():
+            ends = [end for row, end in metric_rows(self.metrics_file) if row["iteration"] <= iteration]
+            os.truncate(self.metrics_file, max(ends, default=0))
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """One row of `metrics.jsonl`, and the same for trackers. Numbers that are not finite become null."""
+        unknown = [key for key in row if not is_documented(key)]
+        assert not unknown, f"metrics without an entry in reporting/metrics.py: {unknown}"
+        if not self._main:
+            return
+        finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
+        self._waiting.append(json.dumps(finite, allow_nan=False) + "\n")
+        with self._warning("metrics.jsonl"):
+            self._append()
+        self.state.iterations = int(row["iteration"])
+        self.save_state()
+        self._trackers.log(finite, self.state.iterations)
+
+    def _append(self) -> None:
+        """Write the rows that wait: all of them or none."""
+        size = self._written()
+        try:
+            with self.metrics_file.open("a") as file:
+                file.writelines(self._waiting)
+                fault_point("log")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.truncate(self.metrics_file, size)
+            raise
+        self._waiting.clear()
+
+    @contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Go on where a file cannot be written, with a line the first time until it can be again."""
+        try:
+            yield
+        except Exception as error:
+            reason = storage_failure(error)
+            if reason is None:
+                raise
+            if what not in self._failing:
+                warn(f"{self.folder}/{what} cannot be written ({reason}); training goes on")
+            self._failing.add(what)
+        else:
+            self._failing.discard(what)
+
+    def last_rows(self, count: int) -> list[dict[str, float]]:
+        """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
+        if not self._main or not self.metrics_file.exists():
+            return []
+        rows = [row for row, _ in deque(metric_rows(self.metrics_file), maxlen=count)]
+        iterations = [row for row in rows if row["iteration"]]
+        return [_with_nan(row) for row in iterations]
+
+    def note(self, unusual: Mapping[str, str]) -> list[str]:
+        """Keep what was found unusual; of that, what was not said before in this run."""
+        new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
+        if new:
+            self.state.warnings |= new
+            self.save_state()
+        return list(new.values())
+
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Model text as data: one JSON object per line, every control character escaped."""
+        if self._main and rows:
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            with self._warning("samples/"):
+                write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
+            self._trackers.samples(name, rows)
+
+    def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A table that is written anew after each iteration."""
+        if self._main:
+            with self._warning(name):
+                write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
+
+    def evaluated(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
+        """Note an evaluation; True where it is the best one so far."""
+        entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
+        best = self.state.evaluation.get("best", {}).get("score")
+        improved = best is None or math.isnan(best) or entry["score"] > best  # NaN: nothing was scored
+        self.state.evaluation.setdefault("first", entry)
+        self.state.evaluation["last"] = entry
+        if improved:
+            self.state.evaluation["best"] = entry
+        self.save_state()
+        return improved
+
+    def finish(self, state: str, error: str | None = None) -> None:
+        """Say how the run ended. Raises `StorageError` only where it is done and that, or a row, cannot be written."""
+        self.state.state, self.state.error = state, None if error is None else redacted(error)
+        if self._waiting:
+            with self._warning("metrics.jsonl"):
+                self._append()
+        self.save_state(last=True)
+        self._trackers.finish(state)
+        if not self._trackers.problems.items() <= self.state.warnings.items():
+            self.save_state(last=True)
+        missing = self._failing & {"run.json", "metrics.jsonl"}
+        if state == "done" and missing:
+            raise StorageError(f"the run is done, and its {' and '.join(sorted(missing))} could not be written")
+
+    def save_state(self, *, last: bool = False) -> None:
+        """Write `run.json`; for the last time in its old room if there is no other."""
+        self.state.warnings |= self._trackers.problems
+        now = time.monotonic()
+        self.state.wall_seconds, self._counted = round(self.state.wall_seconds + now - self._counted, 3), now
+        if not self._main:
+            return
+        with self._warning("run.json"):
+            try:
+                self._write_state()
+            except OSError:
+                if not last or not self._overwrite_state():
+                    raise
+
+    def _write_state(self) -> None:
+        write_atomically(self.folder / "run.json", _text(self.state))
+
+    def _overwrite_state(self) -> bool:
+        """Whether the state could be written over what is there, without the error's words if those need more room."""
+        for error in (self.state.error, None):
+            with suppress(OSError):
+                overwrite(self.folder / "run.json", _text(replace(self.state, error=error)))
+                return True
+        return False
+
+
+def _text(state: RunState) -> str:
+    return json.dumps(finite(asdict(state)), indent=1, allow_nan=False) + "\n"
+
+
+def _with_nan(row: Mapping[str, float | None]) -> dict[str, float]:
+    """A row of numbers as it was before null stood for those that are none."""
+    return {key: math.nan if value is None else value for key, value in row.items()}
+
+
+def finite(value: Any) -> Any:
+    """What JSON can say of it: null stands for numbers that are none."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,26 @@
+"""Seconds by phase of an iteration; a profile shows the same phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch.profiler import record_function
+
+from ippo_cli.reporting.profile import PREFIX
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by phase of one iteration."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        with record_function(f"{PREFIX}{phase}"):
+            yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began

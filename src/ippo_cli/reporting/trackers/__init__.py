@@ -1,0 +1,1 @@
+"""Trackers: one file for each, which alone imports its package."""

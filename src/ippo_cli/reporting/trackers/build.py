@@ -1,0 +1,109 @@
+"""The trackers that the configuration names, and what they need, told before any model loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.schema import (
+    Config,
+    MlflowTrackerConfig,
+    RemoteTrackerConfig,
+    TrackerConfig,
+    WandbTrackerConfig,
+)
+from ippo_cli.config.secrets import kept
+from ippo_cli.config.trackers import refuse_missing_package, remote_trackers
+from ippo_cli.reporting.trackers.callback import Callback, load_callback
+from ippo_cli.reporting.trackers.remote import RemoteTracker
+from ippo_cli.reporting.trackers.tensorboard_files import TensorBoard
+from ippo_cli.reporting.trackers.tracker import Tracker, Trackers
+from ippo_cli.runs.folder import TRACKER_ID, write_atomically
+
+# What a library is told unless the environment says otherwise: to report nothing to its makers, to keep its files in
+# the run's folder, and to give up a server that is away within seconds, as rows are tried again.
+ENVIRONMENT: dict[str, Mapping[str, str]] = {
+    "wandb": {
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_DATA_DIR": "{folder}/wandb",
+        "WANDB_CACHE_DIR": "{folder}/wandb/cache",
+    },
+    "mlflow": {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    },
+}
+
+
+def refuse_unusable_tracker(config: TrackerConfig, *, loads_code: bool = True) -> None:
+    """Raise `ConfigError` where a package is not installed, or the callback is no function that takes a row."""
+    refuse_missing_package(config)
+    if config.callback is not None and loads_code:
+        load_callback(config.callback)
+
+
+def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, Any]) -> Trackers:
+    """The trackers of the run in this folder, with `settings` as the configuration that they show."""
+    refuse_missing_package(config)
+    found: list[Tracker] = []
+    if config.tensorboard:
+        found.append(TensorBoard(folder))
+    if config.callback is not None:
+        found.append(Callback(config.callback))
+    for kind in remote_trackers(config):
+        assert isinstance(config, RemoteTrackerConfig)
+        found.append(
+            RemoteTracker(
+                kind,
+                _run(kind, config, folder, settings),
+                finish_timeout_s=config.finish_timeout_s,
+                environment={name: value.format(folder=folder) for name, value in ENVIRONMENT[kind].items()},
+            )
+        )
+    return Trackers(found)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The whole configuration as plain values, secrets by their names, as in `config.yaml`."""
+    return kept(json.loads(json.dumps(asdict(config))))
+
+
+def _run(kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run is called there. Runs lie below `output_dir/name`, those of a sweep in a folder of the sweep's."""
+    experiment = str(settings.get("name", folder.parent.name))
+    group = folder.parent.name
+    run = {
+        "id": _id(folder),
+        "name": config.run_name or (folder.name if group == experiment else f"{group}/{folder.name}"),
+        "group": group,
+        "folder": str(folder),
+        "process": os.getpid(),
+        "settings": settings,
+    }
+    if kind == "wandb":
+        assert isinstance(config, WandbTrackerConfig)
+        own = {"project": config.project, "entity": config.entity, "tags": config.tags, "group": config.group or group}
+        return run | own
+    assert isinstance(config, MlflowTrackerConfig)
+    files = Path(settings.get("output_dir", folder.parent.parent)).absolute() / "mlruns"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or files.as_uri()
+    return run | {"experiment": config.experiment or experiment, "uri": uri}
+
+
+def _id(folder: Path) -> str:
+    """By which a tracker knows the run when it goes on: drawn once, kept in the run's folder."""
+    file = folder / TRACKER_ID
+    with suppress(OSError):
+        if known := file.read_text().strip():
+            return known
+    drawn = secrets.token_hex(8)
+    write_atomically(file, drawn + "\n")
+    return drawn

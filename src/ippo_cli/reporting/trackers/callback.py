@@ -1,0 +1,55 @@
+"""`tracker.callback`: a Python function of the user's, called with every row of metrics."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.engine import progress
+from ippo_cli.reporting.trackers.tracker import Row
+from ippo_cli.user_code.load import load_function
+
+KEY = "tracker.callback"
+
+
+class Callback:
+    """Calls `function(row)`, where the row is a dict from metrics to numbers, and None where one is not finite.
+
+    It is called in the training process and waited for:
+
+        def tell(row):
+            print(row["iteration"], row.get("eval/sampled/score"))
+    """
+
+    def __init__(self, function: str) -> None:
+        self.name = f"{KEY}={function}"
+        self._function = load_callback(function)
+
+    def log(self, row: Row, iteration: int) -> None:
+        try:
+            self._function(dict(row))
+        finally:
+            progress.made()
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """It is told of numbers alone."""
+
+    def finish(self, state: str) -> None:
+        """It is told of rows alone."""
+
+
+def load_callback(function: str) -> Callable[[dict[str, float | None]], object]:
+    """The function. Raises `ConfigError` where there is none, or where it cannot be called with a row alone."""
+    found = load_function(function, KEY)
+    setting = f"{KEY}={function}"
+    if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__):
+        raise ConfigError(setting, "is async, and a row's call is not awaited", "use a function without async")
+    try:
+        inspect.signature(found).bind({})
+    except TypeError as error:
+        raise ConfigError(setting, f"cannot be called as function(row) ({error})", "let it take one dict") from None
+    except ValueError:  # some that are written in C do not tell
+        pass
+    return found

@@ -1,0 +1,167 @@
+"""A tracker with a server, seen from rank 0: rows go into a queue, and a process beside it sends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Full, Queue
+from typing import IO, Any
+
+from ippo_cli.config.secrets import kept
+from ippo_cli.engine import progress
+from ippo_cli.reporting.trackers import child as child_program
+from ippo_cli.reporting.trackers.tracker import Row, TrackerError
+from ippo_cli.runs.watchdog import descendants, outliving
+
+QUEUED = 1000  # messages that the process has not read yet
+LEAVING_S = 5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
+ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class RemoteTracker:
+    """Hands messages over without waiting, and passes on what the process has to say, except at the end.
+
+    A process that cannot be started, or ends, is a `TrackerError` at the next row like any other failure.
+    """
+
+    def __init__(
+        self, kind: str, run: Mapping[str, Any], *, finish_timeout_s: float, environment: Mapping[str, str]
+    ) -> None:
+        self.name = f"tracker={kind}"
+        self._finish_timeout_s = finish_timeout_s
+        self._messages: Queue[bytes] = Queue(QUEUED)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard = b""
+        self._rows = self._taken = 0
+        self._without = ""
+        try:
+            self._process = _started()
+        except OSError as error:
+            self._without = f"has no process ({error.strerror})"
+            return
+        outliving.add(self._process.pid)  # where a hanging run is ended it delivers what it was told
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        first = {
+            "kind": kind,
+            "run": run,
+            "finish_timeout_s": finish_timeout_s,
+            "environment": dict(environment),
+            "path": [str(place) for place in sys.path],
+            "parent": os.getpid(),
+        }
+        self._messages.put_nowait(_line(first))
+        threading.Thread(target=self._write, args=(self._process.stdin,), name=self.name, daemon=True).start()
+
+    def log(self, row: Row, iteration: int) -> None:
+        self._rows += 1
+        self._send({"row": dict(row), "at": time.time()})
+        self._tell()
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """They leave this machine, so that secrets of the environment are left out, which the files need not do."""
+        self._send({"name": name, "samples": kept(list(rows))})
+
+    def finish(self, state: str) -> None:
+        problem = ""
+        try:
+            self._send({"finish": state})
+            problem = self._wait(state)
+            self._tell()
+        except TrackerError as error:
+            problem = str(error)
+        finally:
+            self._end()
+        if problem or self._rows > self._taken:
+            raise TrackerError(problem or "has not taken all rows", self._rows - self._taken)
+
+    def _wait(self, state: str) -> str:
+        """Wait for the process to end by itself; what there is to say if it has not."""
+        assert self._process is not None
+        limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, LEAVING_S)
+        try:
+            with progress.within(limit_s):
+                self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"has not ended within {limit_s:g} s and is left"
+        return ""
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._process is None:
+            raise TrackerError(self._without, missed=0)
+        if (code := self._process.poll()) is not None:
+            self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
+        try:
+            self._messages.put_nowait(_line(message))
+        except Full:
+            raise TrackerError(f"is {QUEUED} messages behind", missed=0) from None
+
+    def _write(self, pipe: IO[bytes]) -> None:
+        """In a thread of its own: the process may be slow to read."""
+        with suppress(OSError):  # it has ended, which the next row finds
+            while True:
+                pipe.write(self._messages.get())
+                pipe.flush()
+
+    def _tell(self, otherwise: str = "") -> None:
+        """Pass on what was heard. Raises `TrackerError` for the first problem; rows are counted at the end."""
+        problem = ""
+        for answer in self._answers():
+            problem = problem or answer.get("problem", "")
+            self._taken = answer.get("taken", self._taken)
+            if "said" in answer:
+                with suppress(OSError):  # what is printed may go to a full disk
+                    print(f"{self.name}: {answer['said']}", flush=True)
+        if problem or otherwise:
+            raise TrackerError(problem or otherwise, missed=0)
+
+    def _answers(self) -> Iterator[dict[str, Any]]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with suppress(BlockingIOError, OSError):
+            while chunk := os.read(self._process.stdout.fileno(), 2**16):
+                self._heard += chunk
+        *lines, self._heard = self._heard.split(b"\n")
+        yield from (json.loads(line) for line in lines)
+
+    def _end(self) -> None:
+        """Leave nothing behind that the process has started."""
+        if self._process is None:
+            return
+        outliving.discard(self._process.pid)
+        if self._process.poll() is not None:
+            return
+        for pid in (*descendants(self._process.pid), self._process.pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """The process, in a session of its own and deaf to what asks a run to leave: it ends with the run.
+
+    Signals that are blocked here stay so in it, and in whatever service its library starts.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED_TO_LEAVE)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(child_program.__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

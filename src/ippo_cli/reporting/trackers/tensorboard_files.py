@@ -1,0 +1,66 @@
+"""Event files for TensorBoard below a run's folder."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ippo_cli.config.errors import disk_is_full
+from ippo_cli.reporting.trackers.tracker import Row
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+ROOM_FOR_CURVES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
+
+
+class TensorBoard:
+    """One scalar for every number of a row."""
+
+    name = "tb/"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._failed = False
+
+    def log(self, row: Row, iteration: int) -> None:
+        if self._failed and shutil.disk_usage(self._folder).free <= ROOM_FOR_CURVES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            self._draw(row, iteration)
+        except Exception:
+            self._failed, self._writer = True, None  # its thread has ended; the next row begins another file
+            raise
+        self._failed = False
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Texts are in `samples/`."""
+
+    def finish(self, state: str) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _draw(self, row: Row, iteration: int) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            threading.excepthook = _quietly
+            # What an earlier process drew from here on was abandoned with it.
+            self._writer = SummaryWriter(str(self._folder / "tb"), purge_step=iteration)
+        for key, value in row.items():
+            if key != "iteration":
+                self._writer.add_scalar(key, math.nan if value is None else value, iteration)
+        self._writer.flush()
+
+
+def _quietly(args: threading.ExceptHookArgs) -> None:
+    """No traceback of a writer's thread whose file cannot be written: the next row that is drawn raises the same."""
+    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not disk_is_full(args.exc_value):
+        threading.__excepthook__(args)

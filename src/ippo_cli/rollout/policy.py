@@ -1,0 +1,31 @@
+"""The protocol of a policy that completions are sampled from: a trainable or a frozen agent."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from ippo_cli.models.actor import Policy, RowsApart
+
+
+class GenerationPolicy(Protocol):
+    """A trainable or frozen policy used for generation."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def model_config(self) -> PretrainedConfig:
+        """The configuration of the language model."""
+        ...
+
+    @property
+    def rows_apart(self) -> RowsApart | None:
+        """The model in which its rows can be decoded in one batch with those of other agents; None without one."""
+        ...
+
+    def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
+        """The policy in eval mode, its weights usable for decoding."""
+        ...

@@ -1,0 +1,150 @@
+"""A checkpoint's files: listed with sizes and sha256, awaited, committed by one renaming, verified, pointed to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import StorageError
+from ippo_cli.engine import progress
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.folder import LISTING_S, MANIFEST, all_checkpoints, write_atomically
+
+Listing = dict[str, dict[str, Any]]
+"""`bytes` and `sha256` of files by their names in the checkpoint."""
+
+
+def pointed(folder: Path, name: str) -> Path | None:
+    """The checkpoint that `latest.json` or `best.json` names, if it is there."""
+    try:
+        path = folder / json.loads((folder / f"{name}.json").read_text())["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # a pointer is a convenience: the folders themselves say what is there
+    return path if (path / MANIFEST).is_file() else None
+
+
+def newest_intact(folder: Path) -> Path | None:
+    """The newest checkpoint whose every file is as its manifest says; damaged ones are named and passed over."""
+    for path in reversed(all_checkpoints(folder)):
+        damage = damaged(path)
+        if damage is None:
+            return path
+        say_passed_over(path, damage)
+    return None
+
+
+def say_passed_over(path: Path, damage: str) -> None:
+    """Name a checkpoint that is not gone on from."""
+    print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
+
+
+def damaged(path: Path, part: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is.
+
+    Of several `parts` each reads its share of the files, which are dealt out by size; the first one sees which are
+    there.
+    """
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    if part == 0:
+        present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
+        if present != set(listed):
+            return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
+    for name, (size, digest) in sorted(listed.items(), key=lambda entry: (-entry[1][0], entry[0]))[part::parts]:
+        try:
+            changed = (path / name).stat().st_size != size or sha256_of(path / name) != digest
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if changed:
+            return f"{name} has changed"
+    return None
+
+
+def listing(folder: Path, files: Iterable[Path]) -> Listing:
+    """Sizes and sha256 of files that this rank wrote below the folder, which are flushed to the disk."""
+    listed: Listing = {}
+    for file in files:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            listed[str(file.relative_to(folder))] = {"bytes": handle.tell(), "sha256": digest}
+        progress.made()
+    return listed
+
+
+def await_files(folder: Path, wrote: Sequence[Listing]) -> None:
+    """Wait a moment until this rank sees what each rank wrote, in its size. Raises `StorageError` where it does not.
+
+    A network's file system may be late; a folder that is another one on another machine never shows anything.
+    """
+    deadline = time.monotonic() + LISTING_S
+    while absent := list(_absent(folder, wrote)):
+        if time.monotonic() > deadline:
+            rank, name = absent[0]
+            more = f" and {len(absent) - 1} more files" if len(absent) > 1 else ""
+            raise StorageError(
+                f"rank {rank} wrote {name}{more}, and rank 0 does not see it; checkpoints need a folder that all ranks "
+                "share"
+            )
+        time.sleep(0.1)
+    present = {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
+    if others := sorted(present.difference(*wrote)):
+        raise StorageError(f"{folder} has files that no rank wrote: " + " ".join(others[:3]))
+
+
+def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]:
+    """Files that cannot be opened here with the size that their rank reports; opening asks the server anew."""
+    for rank, listed in enumerate(wrote):
+        for name, entry in listed.items():
+            try:
+                with (folder / name).open("rb") as file:
+                    if os.fstat(file.fileno()).st_size == entry["bytes"]:
+                        continue
+            except OSError:
+                pass
+            yield rank, name
+
+
+def commit(temporary: Path, final: Path, files: Listing) -> None:
+    """List the files, which lie on the disk, and give the folder its name."""
+    # It says nothing else: of a bit that flips here, too, something must be found.
+    write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1))
+    sync_folders(temporary, files)
+    if final.exists():  # a damaged one of the same iteration that was passed over on resume
+        shutil.rmtree(final)
+    fault_point("save.rename")
+    os.rename(temporary, final)
+    sync_folder(final.parent)
+
+
+def write_pointer(folder: Path, name: str, checkpoint: str) -> None:
+    write_atomically(folder / f"{name}.json", json.dumps({"checkpoint": checkpoint}) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folders(root: Path, files: Iterable[str]) -> None:
+    """Make the names of these files below a folder durable, and those of the folders that they lie in."""
+    for folder in {root, *(root / above for name in files for above in Path(name).parents)}:
+        sync_folder(folder)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,62 @@
+"""A run that begins as another one ended: its folder is copied, and what never changes is shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from ippo_cli.config.errors import ResumeError, storing
+from ippo_cli.runs.folder import JOB_FILE, NEXT, RUN_LOCK, START_LOCK, TRACKER_ID, all_checkpoints, write_atomically
+
+LEFT_OUT = (
+    RUN_LOCK,
+    START_LOCK,
+    JOB_FILE,
+    "tb",
+    "wandb",
+    TRACKER_ID,
+    "samples",
+    "evaluations",
+    "profile",
+)  # what a run has for itself, or of its past
+
+
+def inherit(parent: Path, child: Path) -> None:
+    """Make the folder of a run that goes on from where `parent` is; a folder that is there already stays.
+
+    Files of checkpoints and initial weights are written once, and removed as a whole: they are linked where the file
+    system can.
+    """
+    if all_checkpoints(child / "checkpoints"):
+        return
+    if not all_checkpoints(parent / "checkpoints"):
+        raise ResumeError(f"{parent} has no checkpoint for {child.name} to go on from")
+    partial = child.with_name(f".{child.name}.partial")
+    with storing(str(child)):
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(child, ignore_errors=True)  # of an attempt that came to nothing
+        partial.mkdir(parents=True)
+        for entry in parent.iterdir():
+            if entry.name in LEFT_OUT or entry.name.endswith((".tmp", NEXT)):
+                continue
+            if entry.is_dir():
+                shutil.copytree(
+                    entry,
+                    partial / entry.name,
+                    copy_function=_link,
+                    ignore=shutil.ignore_patterns("*.tmp", "*.partial"),
+                )
+            else:
+                shutil.copy2(entry, partial / entry.name)
+        known = json.loads((parent / "run.json").read_text())
+        write_atomically(partial / "run.json", json.dumps(known | {"state": "preempted"}, indent=1) + "\n")
+        partial.rename(child)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system that cannot
+        shutil.copy2(source, target)

@@ -1,0 +1,55 @@
+"""Signals that ask a sweep to leave, passed on to its jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ippo_cli.engine import launchers
+from ippo_cli.runs.handlers import Interrupts, without_ignored_hangup
+from ippo_cli.runs.launch import FORWARDED
+from ippo_cli.sweeps.folder import LEAVING, rows_of
+
+
+class SignalForwarding:
+    """Passes signals that ask to leave on to jobs in a launcher's processes, and keeps others from beginning.
+
+    Jobs of SLURM get SIGTERM: after another one they would put themselves back into the queue.
+
+    A job in this process has taken the signals over while its ranks are there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._interrupts = Interrupts()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SignalForwarding:
+        for number in without_ignored_hangup(FORWARDED):
+            self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts.note()
+        (self._folder / LEAVING).write_text(str(number))
+        for row in rows_of(self._folder):
+            if row.state != "running":
+                continue
+            if row.slurm is not None:
+                launchers.ask_to_leave(row.slurm)
+            elif row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
+                with suppress(ProcessLookupError, PermissionError):
+                    if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
+                        os.kill(row.pid, number)
+        if self._interrupts.insisted:
+            raise KeyboardInterrupt

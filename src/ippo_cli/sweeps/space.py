@@ -1,0 +1,98 @@
+"""What a search draws from: a range or a list of values for each key, written as an override that sweeps over it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
+from hydra.errors import HydraException
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.sweeps.grid import typed_values
+
+Options = Callable[[str], list[str]]
+DIGITS = 3  # of numbers that are drawn: enough for what they decide, and few enough to be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """One key: the ends of an interval, or the values of a list in its order."""
+
+    key: str
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    integer: bool = False
+    choices: tuple[str, ...] = ()
+
+    def text(self, number: float) -> str:
+        """A number of the interval as a value that can be typed."""
+        if self.integer:
+            return str(min(max(round(number), int(self.low)), int(self.high)))
+        rounded = float(f"{number:.{DIGITS}g}")
+        return repr(rounded if self.low <= rounded <= self.high else min(max(number, self.low), self.high))
+
+    def drawn(self, source: random.Random) -> str:
+        """A value, each of the list or of the interval (of its logarithm) being as likely as any other."""
+        if self.choices:
+            return source.choice(self.choices)
+        if self.log:
+            return self.text(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
+        if self.integer:
+            return str(source.randint(int(self.low), int(self.high)))
+        return self.text(source.uniform(self.low, self.high))
+
+    def moved(self, value: str, factor: float) -> str:
+        """A number times the factor, or its neighbour in a list: the next lower one for a factor below 1.
+
+        At an end of the range it is the same value.
+        """
+        if self.choices:
+            place = self.choices.index(value) + (1 if factor > 1.0 else -1)
+            return self.choices[min(max(place, 0), len(self.choices) - 1)]
+        if self.integer:
+            number = int(value)
+            step = round(number * factor) - number
+            return self.text(number + (step or (1 if factor > 1.0 else -1)))
+        return self.text(float(value) * factor)
+
+
+def dimensions(space: Mapping[str, str], typed: Sequence[str], options: Options) -> tuple[list[Dimension], list[str]]:
+    """What is searched over, by file or typed, the latter going before; and the typed overrides of one value."""
+    parser = OverridesParser.create()
+    found = {key: _dimension(key, text, f"sweep.space.{key}={text}", options) for key, text in space.items()}
+    fixed: list[str] = []
+    for text in typed:
+        key = text.partition("=")[0].lstrip("+")
+        if parser.parse_override(text).is_sweep_override():
+            found[key] = _dimension(key, text.partition("=")[2], text, options)
+        else:
+            found.pop(key, None)
+            fixed.append(text)
+    return list(found.values()), fixed
+
+
+def _dimension(key: str, text: str, shown: str, options: Options) -> Dimension:
+    remedy = "write interval(LOW, HIGH), tag(log, interval(LOW, HIGH)), int(interval(LOW, HIGH)), choice(A, B) or A,B"
+    try:
+        override = OverridesParser.create().parse_override(f"{key}={text}")
+    except HydraException as error:
+        raise ConfigError(shown, "is no range of values", remedy) from error
+    value = override.value()
+    if not isinstance(value, IntervalSweep):
+        choices = tuple(one.partition("=")[2] for one in typed_values(override, options))
+        if len(choices) < 2:
+            raise ConfigError(shown, "has one value", remedy)
+        return Dimension(key=key, choices=choices)
+    assert value.start is not None
+    assert value.end is not None
+    low, high, log = value.start, value.end, "log" in (value.tags or set())
+    if not low < high or (log and low <= 0):
+        raise ConfigError(
+            shown, "is an empty interval" if not low < high else "has no logarithm at its low end", remedy
+        )
+    return Dimension(key=key, low=low, high=high, log=log, integer=isinstance(low, int) and isinstance(high, int))

@@ -1,0 +1,100 @@
+"""What has become of a sweep's jobs: as their files say, their processes, and SLURM."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.errors import IppoError
+from ippo_cli.engine import launchers
+from ippo_cli.runs.folder import RUN_LOCK, in_use
+from ippo_cli.sweeps.folder import Row
+
+STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
+OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err, where of an array JOB is ARRAY_NUMBER
+NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+NOTICE_BYTES = 65_536  # of the end of a job's output, where SLURM writes why it ends it
+OVERDUE_S = 600.0  # after its time limit, when a job must be gone whatever its cluster grants it
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What is known of the jobs that SLURM runs a sweep's jobs as."""
+
+    states: Mapping[str, str] | None  # of those that run or wait; None where SLURM cannot be asked
+    ended_at: Mapping[str, float]  # when SLURM wrote into their outputs that it ends them
+
+    def state(self, row: Row) -> str:
+        """Of a job that was running, or waiting to run again, when this was last written."""
+        assert row.slurm is not None
+        if self.states is None:
+            since = row.since or 0.0
+            ended = self.ended_at.get(row.slurm, -1.0) >= int(since)  # its notices know no parts of seconds
+            overdue = row.until is not None and time.time() > row.until + OVERDUE_S
+            return "missing" if ended or overdue else row.state
+        if row.slurm not in self.states:
+            return "missing"
+        return "waiting" if self.states[row.slurm] == "PENDING" else row.state
+
+
+def queue_of(sweep: Path, rows: Sequence[Row]) -> Queue:
+    """Ask SLURM for the jobs of these rows, if it is there, and read what it wrote if it is not."""
+    states = launchers.queued([row.slurm for row in rows if row.slurm is not None])
+    return Queue(states, _notices(sweep) if states is None else {})
+
+
+def _notices(sweep: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for file in sweep.glob(OUTPUT):
+        with suppress(OSError), file.open("rb") as output:
+            output.seek(max(0, file.stat().st_size - NOTICE_BYTES))
+            job = file.name.rsplit("_", 2)[0]
+            for at in NOTICE.findall(output.read().decode(errors="replace")):
+                found[job] = max(found.get(job, 0.0), datetime.fromisoformat(at).timestamp())
+    return found
+
+
+def state_of(row: Row, run: Mapping[str, Any], queue: Queue, *, going_on: bool) -> str:
+    """What has become of a job: what its run says goes before its row."""
+    if row.pruned_at is not None:
+        return "pruned"
+    if run.get("state") == "done":
+        return "done"
+    if row.state == "running" and row.slurm is not None:
+        return queue.state(row)
+    if row.state == "running":
+        return "running" if going_on or _is_alive(row) else "missing"
+    if row.state == "waiting" and row.slurm is not None and queue.states is not None:
+        return queue.state(row)
+    if row.state == "waiting":
+        return "waiting" if going_on else "missing"
+    return row.state if row.state in STATES else "missing"
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in the folder; where that cannot be asked, none does."""
+    try:
+        return (folder / RUN_LOCK).is_file() and in_use(folder)
+    except IppoError:  # a folder that may only be read
+        return False
+
+
+def _is_alive(row: Row) -> bool:
+    """Whether the process that a row names may still be there."""
+    if row.pid is None or row.host != socket.gethostname():
+        return row.host is not None and row.host != socket.gethostname()
+    try:
+        os.kill(row.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,280 @@
+"""What a sweep's folder says, as data: its jobs, and the means of those that differ in nothing but their seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ippo_cli.config.commands import shell_command
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.runs.folder import metric_rows, run_folders
+from ippo_cli.sweeps import folder as sweep_folder
+from ippo_cli.sweeps.folder import Row, read_run, rows_of, typed_for
+from ippo_cli.sweeps.state import STATES, is_locked, queue_of, state_of
+
+SEED = "seed"
+CONFIDENCE = 0.95
+# Quantiles of Student's distribution for that confidence, two-sided, by degrees of freedom from 1.
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+NORMAL_QUANTILE = 1.95996
+FAILED = ("failed", "refused")
+LEFT = ("preempted", "missing", *FAILED)  # what a sweep that goes on runs again
+OF_SLURM = ("hydra.", "hydra/", "resume=", "sweep=", "sweep.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, as its row and its own files say."""
+
+    number: int
+    overrides: tuple[str, ...]  # those that not all jobs have, without the seed
+    seed: str | None  # None where all jobs have one
+    trained_with: str | None  # its seed, all jobs have it or not; None where it was not typed
+    state: str
+    iteration: int | None  # the last one that is logged
+    first: float | None  # held-out scores; None where there is none
+    best: float | None
+    last: float | None
+    curve: tuple[tuple[int, float], ...]  # iteration and held-out score
+    error: str | None
+    folder: Path
+    generation: int | None = None
+    member: int | None = None
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over jobs, with a t-interval; of one job there is none."""
+
+    count: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Jobs that differ in nothing but their seed. Only those that are done, or were pruned, count in the means.
+
+    Of a seed that was trained with more than once the last one counts: the same run again is no other sample.
+    """
+
+    overrides: tuple[str, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def ended(self) -> list[Job]:
+        return list({job.trained_with: job for job in self.jobs if job.state in ("done", "pruned")}.values())
+
+    @property
+    def states(self) -> dict[str, int]:
+        return counted(self.jobs)
+
+    def mean(self, name: str) -> Mean | None:
+        """Of `first`, `best` or `last`."""
+        return mean_of([value for job in self.ended if (value := getattr(job, name)) is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A sweep as it is now."""
+
+    folder: Path
+    metric: str | None
+    going_on: bool
+    jobs: tuple[Job, ...]
+    configurations: tuple[Configuration, ...]  # the best last score first
+    command: str | None  # what goes on with the sweep; None for runs that no sweep started
+
+    @property
+    def left(self) -> list[Job]:
+        """Jobs that have not come to an end, and are not being worked on."""
+        return [job for job in self.jobs if job.state in LEFT]
+
+
+def summarized(folder: Path) -> Summary:
+    """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
+    if (folder / sweep_folder.FILE).is_file():
+        rows, going_on = rows_of(folder), is_locked(folder)
+        command = shell_command("ippo-train", "-m", ("resume", str(folder)))
+    else:
+        rows, going_on, command = _runs(folder), False, None
+    own, queue = _own_overrides(rows), queue_of(folder, rows)
+    jobs = tuple(
+        _job(folder, row, own[row.job], lambda run, row=row: state_of(row, run, queue, going_on=going_on))
+        for row in rows
+    )
+    return Summary(folder, _metric(job.folder for job in jobs), going_on, jobs, _configurations(jobs), command)
+
+
+def mean_of(values: Sequence[float]) -> Mean | None:
+    """Mean and t-interval of numbers that are finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    mean = statistics.fmean(finite)
+    if len(finite) == 1:
+        return Mean(1, mean, None, None)
+    half = t_quantile(len(finite) - 1) * statistics.stdev(finite) / math.sqrt(len(finite))
+    return Mean(len(finite), mean, mean - half, mean + half)
+
+
+def t_quantile(degrees: int) -> float:
+    """Student's quantile for a two-sided interval of `CONFIDENCE`."""
+    if degrees <= len(T_QUANTILES):
+        return T_QUANTILES[degrees - 1]
+    z = NORMAL_QUANTILE
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
+def counted(jobs: Sequence[Job]) -> dict[str, int]:
+    """How many jobs are in which state."""
+    states = Counter(job.state for job in jobs)
+    return {state: states[state] for state in STATES if states[state]}
+
+
+def curve_of(folder: Path, metric: str, until: int | None = None) -> list[tuple[int, float]]:
+    """Iterations and held-out scores of a run's `metrics.jsonl`, as far as it is written."""
+    found: list[tuple[int, float]] = []
+    with suppress(OSError, ResumeError):  # the last row may be half written
+        for row, _ in metric_rows(folder / "metrics.jsonl"):
+            value = row.get(f"eval/{metric}")
+            if value is not None and (until is None or row["iteration"] <= until):
+                found.append((int(row["iteration"]), float(value)))
+    return found
+
+
+def metric_of(folder: Path) -> str | None:
+    """The metric that a run's score is; None where it has no configuration yet."""
+    try:
+        return str(yaml.safe_load((folder / "config.yaml").read_text())["task"]["primary_metric"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
+
+
+def as_data(summary: Summary) -> dict[str, Any]:
+    """The summary for `json.dumps`."""
+    return {
+        "folder": str(summary.folder),
+        "metric": summary.metric,
+        "going_on": summary.going_on,
+        "go_on_with": summary.command if summary.left else None,
+        "interval": f"t, {CONFIDENCE:.0%}",
+        "states": counted(summary.jobs),
+        "configurations": [
+            {
+                "overrides": list(group.overrides),
+                "jobs": [job.number for job in group.jobs],
+                "states": group.states,
+                **{name: _mean_data(group.mean(name)) for name in ("first", "best", "last")},
+            }
+            for group in summary.configurations
+        ],
+        "jobs": [_job_data(job) for job in summary.jobs],
+    }
+
+
+def _job_data(job: Job) -> dict[str, Any]:
+    data = {name: getattr(job, name) for name in ("number", "seed", "state", "iteration", "first", "best", "last")}
+    data |= {"overrides": list(job.overrides), "error": job.error, "folder": str(job.folder)}
+    if job.generation is not None:
+        data |= {"generation": job.generation, "member": job.member, "parent": job.parent}
+    return data
+
+
+def _mean_data(mean: Mean | None) -> dict[str, float | int | None] | None:
+    return None if mean is None else {"n": mean.count, "mean": mean.mean, "low": mean.low, "high": mean.high}
+
+
+def _runs(root: Path) -> list[Row]:
+    """Rows of runs that no sweep started, such as the tasks of a job array, oldest first."""
+    rows = []
+    for number, folder in enumerate(reversed(run_folders(root)), start=1):
+        try:
+            texts = [str(text) for text in json.loads((folder / "overrides.json").read_text())]
+        except (OSError, ValueError, TypeError):
+            texts = []
+        state = str(read_run(folder).get("state", "missing"))
+        if state == "running" and not is_locked(folder):
+            state = "missing"
+        row = Row(number, [text for text in texts if not text.startswith(OF_SLURM)], folder.name, state)
+        row.error = read_run(folder).get("error")
+        rows.append(row)
+    if not rows:
+        raise ConfigError(
+            f"{root}", "is no sweep's folder, and has no runs", "give the folder with sweep.json, or one of runs"
+        )
+    return rows
+
+
+def _own_overrides(rows: Sequence[Row]) -> dict[int, tuple[str, ...]]:
+    """Each job's overrides without those that all jobs share, and without the share of the cores that the sweep gave
+    it: that is another where it went on with another `sweep.at_once`."""
+    shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
+    return {row.job: tuple(text for text in typed_for(row) if text not in shared) for row in rows}
+
+
+def _job(sweep: Path, row: Row, own: tuple[str, ...], state: Callable[[Mapping[str, Any]], str]) -> Job:
+    folder = sweep / row.folder
+    run = read_run(folder) if row.folder else {}
+    metric = metric_of(folder) if row.folder else None
+    curve = curve_of(folder, metric, row.pruned_at) if metric is not None else []
+    scores = {name: _score(entry) for name, entry in run.get("evaluation", {}).items()}
+    if row.pruned_at is not None and curve:  # what came after is not what it was judged by
+        values = [value for _, value in curve]
+        scores = {"first": values[0], "best": max(values), "last": values[-1]}
+    seeds = [text.partition("=")[2] for text in own if text.startswith(f"{SEED}=")]
+    return Job(
+        number=row.job,
+        overrides=tuple(text for text in own if not text.startswith(f"{SEED}=")),
+        seed=seeds[-1] if seeds else None,
+        trained_with=next((text for text in reversed(row.overrides) if text.startswith(f"{SEED}=")), None),
+        state=state(run),
+        iteration=run.get("iterations"),
+        first=scores.get("first"),
+        best=scores.get("best"),
+        last=scores.get("last"),
+        curve=tuple(curve),
+        error=row.error,
+        folder=folder,
+        generation=row.generation,
+        member=row.member,
+        parent=row.parent,
+    )
+
+
+def _score(entry: Mapping[str, Any]) -> float | None:
+    value = entry.get("score")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _metric(folders: Any) -> str | None:
+    return next((metric for folder in folders if (metric := metric_of(folder)) is not None), None)
+
+
+def _configurations(jobs: Sequence[Job]) -> tuple[Configuration, ...]:
+    groups: dict[tuple[str, ...], list[Job]] = {}
+    for job in jobs:  # of a population every member is what no other is
+        key = job.overrides if job.generation is None else (f"job {job.number}", *job.overrides)
+        groups.setdefault(key, []).append(job)
+    found = [Configuration(group[0].overrides, tuple(group)) for group in groups.values()]
+
+    def order(group: Configuration) -> tuple[bool, float]:
+        mean = group.mean("last")
+        return mean is None, -mean.mean if mean is not None else 0.0
+
+    return tuple(sorted(found, key=order))

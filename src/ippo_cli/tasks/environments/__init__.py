@@ -1,0 +1,1 @@
+"""Environments of Gymnasium, PettingZoo, reasoning_gym and of users, as text."""

@@ -1,0 +1,385 @@
+"""`task=pettingzoo`: PettingZoo environments with discrete actions, turn-based (AEC) or parallel, as text."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pettingzoo
+from gymnasium import spaces
+from pettingzoo.utils.env_logger import EnvLogger
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper, TerminateIllegalWrapper
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environments.actions import ActionTexts
+from ippo_cli.tasks.environments.ids import refuse_unknown
+from ippo_cli.tasks.environments.pettingzoo_games import KNOWN, Known
+from ippo_cli.tasks.environments.spaces import MASK, numbers, unwritable
+from ippo_cli.types import Example
+
+ALTERNATE = "alternate"
+OPPONENTS: dict[Opponent, Callable[[Sequence[int], random.Random], int]] = {
+    Opponent.random: lambda legal, luck: luck.choice(legal)
+}
+FRUITLESS = 100  # games in a row that end before an agent of the task has acted
+
+
+class PettingzooWorld(ABC):
+    """The task's agents on seats of a game; other seats are played by an opponent.
+
+    The example's seed begins the game and, where seats alternate, gives them out; the opponent's moves come from the
+    seed that `reset` is given. A game that the opponent ends before an agent of the task has acted is dealt again.
+    """
+
+    def __init__(
+        self, env: Any, config: PettingzooConfig, texts: Mapping[str, ActionTexts], tell: Callable[[str, Any], str]
+    ) -> None:
+        self.env = env
+        self.config = config
+        self.action_texts = texts  # by seat
+        self.tell = tell
+        self.opponent = OPPONENTS[config.opponent]
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.seats = _seats(self.config, self.env.possible_agents, example["seed"])
+        self.luck = random.Random(seed)
+        for _ in range(FRUITLESS):
+            self._clear()
+            self.begin(example["seed"])
+            if not self.over:
+                return self._told()
+        raise RuntimeError(f"task.env_id={self.config.env_id}: games end before an agent of the task has acted")
+
+    def _clear(self) -> None:
+        agents = self.seats.values()
+        self.turns: Counter[str] = Counter()
+        self.invalid = 0
+        self.chosen: dict[str, int] = {}  # by seat: actions that wait for others who act at the same time
+        self.earned = dict.fromkeys(agents, 0.0)  # by agent: what the game has paid
+        self.paid = dict.fromkeys(agents, 0.0)  # by agent: what is paid with the next step
+        self.ended: dict[str, bool] = {}  # by seat: True where it terminated, False where it was truncated
+        self.last: dict[str, str] = {}  # by agent: what it saw when its part ended
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        place = {agent: seat for seat, agent in self.seats.items()}
+        for agent, action in actions.items():
+            self.turns[agent] += 1
+            seat = place[agent]
+            move = self._read(seat, action.text)
+            if move is None:
+                self.invalid += 1
+                self.paid[agent] += self.config.invalid_reward
+            else:
+                self.chosen[seat] = move
+        self.play()
+        paid, self.paid = self.paid, dict.fromkeys(self.paid, 0.0)
+        limited = not self.over and max(self.turns.values()) == self.config.max_turns
+        terminated = self.over and any(self.ended.values())
+        return Step(
+            observations=self.last if self.over else self._told(everyone=limited),
+            rewards=paid,
+            terminated=terminated,
+            truncated=limited or (self.over and not terminated),
+            unfinished=frozenset(self.seats[seat] for seat, done in self.ended.items() if terminated and not done),
+            ended=frozenset(self.seats[seat] for seat, done in self.ended.items() if done),
+            parts=self._parts(ended=self.over or limited),
+        )
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """What may be answered now, by agent."""
+        texts = self.action_texts
+        return {self.seats[seat]: [texts[seat].write(move) for move in self.legal(seat)] for seat in self.waiting()}
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether no agent of the task has a part in the game any more."""
+        return len(self.ended) == len(self.seats)
+
+    @abstractmethod
+    def begin(self, seed: int) -> None:
+        """Start a game, up to the first action of an agent of the task."""
+
+    @abstractmethod
+    def play(self) -> None:
+        """Make the chosen moves, if all that belong together are chosen, and go on to the next ones."""
+
+    @abstractmethod
+    def waiting(self) -> list[str]:
+        """The seats of the task's agents that are to act."""
+
+    @abstractmethod
+    def observation(self, seat: str) -> Any:
+        """What a seat sees."""
+
+    @abstractmethod
+    def info(self, seat: str) -> Mapping[str, Any]:
+        """What the environment says about a seat beside its observation."""
+
+    def legal(self, seat: str) -> list[int]:
+        """The actions that a seat may take now."""
+        seen, every = self.observation(seat), self.action_texts[seat].actions
+        mask = seen.get(MASK) if isinstance(seen, dict) else None
+        if mask is None:
+            mask = self.info(seat).get(MASK)
+        return [*every] if mask is None else [every[place] for place in np.flatnonzero(mask)]
+
+    def pay(self, rewards: Mapping[str, float]) -> None:
+        """Add what the game has just paid."""
+        for seat, reward in rewards.items():
+            if seat in self.seats:
+                self.earned[self.seats[seat]] += float(reward)
+                self.paid[self.seats[seat]] += float(reward)
+
+    def note_ends(self, terminations: Mapping[str, bool], truncations: Mapping[str, bool]) -> None:
+        """Remember whose part has ended, and what was to be seen then."""
+        for seat, agent in self.seats.items():
+            if seat not in self.ended and (terminations.get(seat) or truncations.get(seat)):
+                self.ended[seat] = bool(terminations.get(seat))
+                self.last[agent] = self.tell(seat, self.observation(seat))
+
+    def opponent_move(self, seat: str) -> int:
+        return self.opponent(self.legal(seat), self.luck)
+
+    def _read(self, seat: str, text: str) -> int | None:
+        move = self.action_texts[seat].read(text)
+        if move is None or (self.config.illegal_move is IllegalMove.retry and move not in self.legal(seat)):
+            return None
+        return move
+
+    def _told(self, *, everyone: bool = False) -> dict[str, str]:
+        """What is told to those who are to act; to everyone where nobody acts any more."""
+        seats = [seat for seat in self.seats if seat not in self.ended] if everyone else self.waiting()
+        seen = {self.seats[seat]: self.tell(seat, self.observation(seat)) for seat in seats}
+        return self.last | seen if everyone else seen
+
+    def _parts(self, *, ended: bool) -> dict[str, float]:
+        """`win`, `draw` and `loss` by what the game has paid; of a game that was cut at `max_turns` none of them."""
+        parts = {"invalid": float(self.invalid)}
+        for agent, earned in self.earned.items() if ended else ():
+            ending = f"_{agent}" if len(self.earned) > 1 else ""
+            for name, holds in (("win", earned > 0), ("draw", earned == 0), ("loss", earned < 0)):
+                parts[name + ending] = float(self.over and holds)
+        return parts
+
+
+class TurnBasedWorld(PettingzooWorld):
+    """A game in which one seat acts at a time."""
+
+    def begin(self, seed: int) -> None:
+        EnvLogger.flush()  # it keeps every warning about an illegal move
+        self.seen: dict[str, Any] = {}
+        self.env.reset(seed=seed)
+        self._advance()
+
+    def play(self) -> None:
+        for seat in self.waiting():
+            if seat in self.chosen:
+                self._move(seat, self.chosen.pop(seat))
+                self._advance()
+
+    def waiting(self) -> list[str]:
+        return [] if self.over else [self.env.agent_selection]
+
+    def observation(self, seat: str) -> Any:
+        if seat not in self.seen:  # between two moves a seat is told, and asked what is legal
+            self.seen[seat] = self.env.observe(seat)
+        return self.seen[seat]
+
+    def info(self, seat: str) -> Mapping[str, Any]:
+        return self.env.infos.get(seat, {})
+
+    def _advance(self) -> None:
+        """Let others act until it is the turn of an agent of the task."""
+        while not self.over:
+            seat = self.env.agent_selection
+            if self.env.terminations[seat] or self.env.truncations[seat]:
+                self._step(None)
+            elif seat in self.seats:
+                return
+            else:
+                self._move(seat, self.opponent_move(seat))
+
+    def _move(self, seat: str, move: int) -> None:
+        self._step(move)
+        self.pay(self.env.rewards)
+        self.note_ends(self.env.terminations, self.env.truncations)
+
+    def _step(self, move: int | None) -> None:
+        self.seen = {}
+        self.env.step(move)
+
+
+class ParallelWorld(PettingzooWorld):
+    """A game in which all seats act at once: it moves on when every agent of the task has chosen."""
+
+    def begin(self, seed: int) -> None:
+        self.seen, self.infos = self.env.reset(seed=seed)
+
+    def play(self) -> None:
+        if self.waiting():
+            return
+        moves = {
+            seat: self.chosen[seat] if seat in self.seats else self.opponent_move(seat) for seat in self.env.agents
+        }
+        self.chosen = {}
+        self.seen, rewards, terminations, truncations, self.infos = self.env.step(moves)
+        self.pay(rewards)
+        self.note_ends(terminations, truncations)
+
+    def waiting(self) -> list[str]:
+        return [seat for seat in self.env.agents if seat in self.seats and seat not in self.chosen]
+
+    def observation(self, seat: str) -> Any:
+        return self.seen[seat]
+
+    def info(self, seat: str) -> Mapping[str, Any]:
+        return self.infos.get(seat, {})
+
+
+def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]:
+    """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    assert config.env_id is not None
+    refuse_unknown(
+        f"task.env_id={config.env_id}",
+        _as_documented(config.env_id),
+        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
+        kind="game of PettingZoo",
+        listing="import pettingzoo; pettingzoo.pprint_registry()",
+    )
+    if config.illegal_move is IllegalMove.lose:  # one warning for each illegal move, otherwise
+        logging.getLogger(EnvLogger.__module__).setLevel(logging.ERROR)
+    first = _make(config)
+    known = KNOWN.get(first.metadata.get("name", "").rpartition("_v")[0])
+    _check_seats(config, first)
+    _check_rule(config, first)
+    texts = {seat: _action_texts(config, first.action_space(seat), seat, known) for seat in first.possible_agents}
+    spaces_seen = {seat: first.observation_space(seat) for seat in first.possible_agents}
+    _check_observations(config, spaces_seen, known)
+    tell = _telling(config.observation, spaces_seen, texts, known)
+    kind = ParallelWorld if _is_parallel(config) else TurnBasedWorld
+    first.close()
+    return lambda: kind(_unchecked(_make(config), config), config, texts, tell)
+
+
+def _unchecked(env: Any, config: PettingzooConfig) -> Any:
+    """The environment without the package's outermost checks of what a world here keeps to anyway.
+
+    They cost more than a small game does. Whoever hands illegal moves on keeps the one that judges them.
+    """
+    retried = (TerminateIllegalWrapper,) if config.illegal_move is IllegalMove.retry else ()
+    while type(env) in (OrderEnforcingWrapper, AssertOutOfBoundsWrapper, *retried):
+        env = env.env
+    return env
+
+
+def _is_parallel(config: PettingzooConfig) -> bool:
+    """Whether an environment offers to let all act at once; then they do."""
+    assert config.env_id is not None
+    try:
+        pettingzoo.spec("parallel", config.env_id)
+    except Exception:  # the registry's own kinds
+        return False
+    return True
+
+
+def _make(config: PettingzooConfig) -> Any:
+    assert config.env_id is not None
+    try:
+        return pettingzoo.make("parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args)
+    except Exception as error:  # whatever the registry's or the environment's own code raises
+        raise ConfigError(
+            f"task.env_id={config.env_id} task.environment_args={config.environment_args}",
+            f"cannot be made ({type(error).__name__}: {error!s:.300})",
+            "its documentation names its arguments and what it needs",
+        ) from error
+
+
+def _as_documented(env_id: str) -> str:
+    """`classic/tictactoe_v3`, as the package's pages write what its registry has as `classic/tictactoe-v3`."""
+    return re.sub(r"-(v\d+)$", r"_\1", env_id)
+
+
+def _check_seats(config: PettingzooConfig, env: Any) -> None:
+    seats = len(env.possible_agents)
+    if len(config.agents) > seats:
+        raise ConfigError(
+            "task.agents={" + ",".join(config.agents) + "}",
+            f"are more than the {seats} seats of task.env_id={config.env_id}",
+            f"name at most {seats} agents",
+        )
+    if config.seat != ALTERNATE and not (isinstance(config.seat, int) and 0 <= config.seat < seats):
+        raise ConfigError(
+            f"task.seat={config.seat}",
+            f"is no seat of task.env_id={config.env_id}",
+            "use one of " + " ".join(map(str, [*range(seats), ALTERNATE])),
+        )
+
+
+def _check_rule(config: PettingzooConfig, env: Any) -> None:
+    """Refuse to hand illegal moves to a game that has no rule for them."""
+    layer = env
+    while layer is not None and not isinstance(layer, TerminateIllegalWrapper):
+        layer = getattr(layer, "aec_env", None) or getattr(layer, "env", None)
+    if config.illegal_move is IllegalMove.lose and layer is None:
+        raise ConfigError(
+            "task.illegal_move=lose",
+            f"needs a game that judges illegal moves, and {config.env_id} does not",
+            "use task.illegal_move=retry",
+        )
+
+
+def _seats(config: PettingzooConfig, possible: Sequence[str], seed: int) -> dict[str, str]:
+    """Seat -> agent of the task, in the order of the seats that follow the first agent's."""
+    first = seed % len(possible) if config.seat == ALTERNATE else int(config.seat)
+    return {possible[(first + place) % len(possible)]: agent for place, agent in enumerate(config.agents)}
+
+
+def _action_texts(config: PettingzooConfig, space: Any, seat: str, known: Known | None) -> ActionTexts:
+    if not isinstance(space, spaces.Discrete):
+        raise ConfigError(
+            f"task.env_id={config.env_id}",
+            f"has actions that are no choice from a list ({seat}: {space})",
+            "use an environment with Discrete action spaces",
+        )
+    count = int(space.n)
+    return ActionTexts(count, start=int(space.start), names=known.actions(count) if known else ())
+
+
+def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known: Known | None) -> None:
+    if config.observation is ObservationForm.words and known is None:
+        raise ConfigError(
+            "task.observation=words",
+            f"is not there for task.env_id={config.env_id}, of which only the numbers are known",
+            "use task.observation=short",
+        )
+    if known is not None and config.observation is not ObservationForm.numbers:
+        return
+    for seat, space in seen.items():
+        if reason := unwritable(space):
+            raise ConfigError(
+                f"task.env_id={config.env_id}",
+                f"has observations that cannot be written: the space of {seat} {reason}",
+                "use task.observation=short"
+                if known
+                else "use another environment, or wrap it and use task=environment",
+            )
+
+
+def _telling(
+    form: ObservationForm, seen: Mapping[str, Any], texts: Mapping[str, ActionTexts], known: Known | None
+) -> Callable[[str, Any], str]:
+    if known is None or form is ObservationForm.numbers:
+        return lambda seat, observation: numbers(seen[seat], observation)
+    tell = known.short if form is ObservationForm.short else known.words
+    return lambda seat, observation: tell(observation, texts[seat])

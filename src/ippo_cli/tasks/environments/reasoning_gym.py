@@ -1,0 +1,156 @@
+"""`task=reasoning_gym`: questions of a reasoning_gym dataset, scored by the dataset itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.utils import extract_answer
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import ReasoningGymConfig
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environments.ids import refuse_unknown
+from ippo_cli.types import Example
+
+OURS = ("seed", "size")  # settings of a dataset that follow from the run's
+RIGHT = 1.0  # the highest score that an answer can have
+
+
+class Questions:
+    """A dataset's items by (dataset seed, index), shared by all worlds of a process: some datasets are slow to set up.
+
+    Items are made and answers scored one at a time and with global generators that are set, and put back afterwards:
+    some datasets draw from them.
+    """
+
+    def __init__(self, config: ReasoningGymConfig) -> None:
+        assert config.dataset is not None
+        self.name, self.arguments = config.dataset, config.dataset_args
+        self.size = config.train_size + config.eval_size
+        self._datasets: dict[int, Any] = {}
+        self._lock = Lock()
+
+    def item(self, seed: int, index: int) -> dict[str, Any]:
+        with self._lock, _global_generators(seed + index):
+            return self._dataset(seed)[index]
+
+    def score(self, answer: str | None, item: dict[str, Any], seed: int) -> float:
+        with self._lock, _global_generators(seed):
+            return float(self._dataset(seed).score_answer(answer, item))
+
+    def _dataset(self, seed: int) -> Any:
+        if seed not in self._datasets:
+            self._datasets[seed] = create_dataset(self.name, seed=seed, size=self.size, **self.arguments)
+        return self._datasets[seed]
+
+
+@contextmanager
+def _global_generators(seed: int) -> Iterator[None]:
+    """Python's and numpy's global generators begin at a seed, and are as they were afterwards."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+class ReasoningGymWorld:
+    """One question, which one agent answers in up to `num_turns` turns.
+
+    A wrong answer is told its score and may be corrected. The score of the answer that ends the episode is the reward,
+    paid with that answer; corrected ones are paid nothing. An answer that the dataset's scoring breaks on scores 0.
+    Where that last answer was cut at a limit the agent's part is unfinished, as that of a conversation is.
+    """
+
+    def __init__(self, questions: Questions, config: ReasoningGymConfig) -> None:
+        self.questions = questions
+        self.agent = next(iter(config.agents))
+        self.num_turns = config.num_turns
+        self.answer_tag = config.answer_tag
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        """The example alone decides the question; nothing is left to chance after that."""
+        self.dataset_seed, self.index = example["dataset_seed"], example["index"]
+        self.item = self.questions.item(self.dataset_seed, self.index)
+        self.turns = self.unreadable = 0
+        return {self.agent: self.item["question"]}
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        action = actions[self.agent]
+        score = self._score(action.text)
+        self.turns += 1
+        if self.turns == 1:
+            self.first_score = score
+        done = score >= RIGHT or self.turns == self.num_turns
+        return Step(
+            observations={self.agent: f"{score:.3g}"},
+            rewards={self.agent: score if done else 0.0},
+            terminated=done,
+            unfinished=frozenset(() if action.finished or not done else (self.agent,)),
+            parts={
+                "correct": float(score >= RIGHT),
+                "first_score": self.first_score,
+                "unreadable": float(self.unreadable),
+            },
+        )
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """An answer in the right form: the one to the question before, so that no solution is given away."""
+        other = (self.index - 1) % self.questions.size
+        answer = str(self.questions.item(self.dataset_seed, other)["answer"])
+        return {self.agent: [f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer]}
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _score(self, text: str) -> float:
+        answer = extract_answer(text, self.answer_tag) if self.answer_tag else text.strip()
+        try:
+            return self.questions.score(answer, self.item, self.dataset_seed)
+        except Exception:  # the scoring of some datasets fails on texts that are no answer
+            self.unreadable += 1
+            return 0.0
+
+
+def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGymWorld]:
+    """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
+    assert config.dataset is not None
+    refuse_unknown(
+        f"task.dataset={config.dataset}",
+        config.dataset,
+        DATASETS,
+        kind="dataset of reasoning_gym",
+        listing="from reasoning_gym.factory import *; print(*sorted(DATASETS))",
+    )
+    given = f"task.dataset_args={config.dataset_args}"
+    settings = [field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in OURS]
+    for name in config.dataset_args:
+        if name in OURS:
+            raise ConfigError(f"{given}", f"sets {name}, which follows from the run", "leave it out")
+        if name not in settings:
+            raise ConfigError(
+                f"{given}",
+                f"names {name}, which task.dataset={config.dataset} does not have",
+                "it has: " + " ".join(settings),
+            )
+    questions = Questions(config)
+    try:
+        questions.item(0, 0)
+    except Exception as error:  # the dataset's own validation, which asserts
+        raise ConfigError(
+            f"task.dataset={config.dataset} {given} task.train_size={config.train_size} "
+            f"task.eval_size={config.eval_size}",
+            f"cannot be made ({type(error).__name__}: {error})",
+            "correct the settings",
+        ) from error
+    return lambda: ReasoningGymWorld(questions, config)

@@ -1,0 +1,180 @@
+"""`task=environment`: a user's environment with Gymnasium's `reset` and `step`, and `close` if it has one, in texts."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import OwnEnvironmentConfig
+from ippo_cli.tasks.environment import Action, Step, WrongReturn
+from ippo_cli.types import Example
+from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.load import load_function
+from ippo_cli.user_code.part_names import part_name
+
+METHODS = ("reset", "step")
+
+
+class OwnEnvironment:
+    """What a user's function returned.
+
+    With one agent, observations and actions are texts and the reward is a number:
+
+        class Guess:
+            def reset(self, seed):
+                self.number = seed % 10
+                return "a digit?", {}
+
+            def step(self, action):
+                right = action.strip() == str(self.number)
+                return "yes" if right else "no", float(right), right, False, {"right": right}
+
+    It may have a `close`, which is called at the end of the run.
+
+    With several, `reset` and `step` return a dict from agent to text, whose keys say who acts next; `step` is given a
+    dict from those agents to their answers, and its rewards are a dict from agent to number (agents left out get
+    nothing). `terminated` and `truncated` may be dicts as well, of those whose own part ends: then the episode is over
+    when everybody's is. Once it has ended, the observations are what agents see last. Numbers in `info` are logged.
+
+    A `step` with a parameter `finished` is told whether the answer ended by itself (with several agents: a dict); what
+    becomes of one that was cut is for the environment to say.
+    """
+
+    def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
+        self.environment = environment
+        self.hears_of_cuts = _has_parameter(environment.step, "finished")
+        self.name = name
+        self.agents = list(agents)
+        self.max_turns = max_turns
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        """The example's seed is the one that `reset` is given: with equal actions, an example always goes alike."""
+        result = self.environment.reset(seed=example["seed"])
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise WrongReturn(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
+        self.turns: Counter[str] = Counter()
+        self.ended: set[str] = set()  # agents whose own part has terminated
+        self.cut: set[str] = set()  # agents whose own part was truncated
+        observations = self._observations(result[0], "reset")
+        if not observations:
+            raise ValueError(f"{self.name}: reset must tell at least one agent something")
+        return observations
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.turns.update(list(actions))
+        texts = self._given({agent: action.text for agent, action in actions.items()})
+        finished = self._given({agent: action.finished for agent, action in actions.items()})
+        result = self.environment.step(texts, **({"finished": finished} if self.hears_of_cuts else {}))
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise WrongReturn(
+                f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_kind(result)}"
+            )
+        told, reward, terminated, truncated, info = result
+        observations = self._observations(told, "step")
+        self.ended |= self._whose(terminated) - self.cut
+        self.cut |= self._whose(truncated) - self.ended
+        over = self.ended | self.cut >= set(self.agents)
+        if not (observations or over):
+            raise ValueError(f"{self.name}: step must tell at least one agent something until the episode ends")
+        limited = self.max_turns is not None and max(self.turns.values()) >= self.max_turns
+        terminated = over and bool(self.ended)
+        return Step(
+            observations=observations,
+            rewards=self._rewards(reward),
+            terminated=terminated,
+            truncated=not terminated and (over or limited),
+            unfinished=frozenset(self.cut if terminated else ()),
+            ended=frozenset(self.ended),
+            parts={part_name(name): float(value) for name, value in info.items() if isinstance(value, Real)},
+        )
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        """What may be answered now, by agent, where the environment has a method `actions` that says so."""
+        offered = getattr(self.environment, "actions", None)
+        if not callable(offered):
+            return {}
+        listed: Any = offered()
+        return listed if isinstance(listed, Mapping) else {self.agents[0]: list(listed)}
+
+    def close(self) -> None:
+        close = getattr(self.environment, "close", None)
+        if callable(close):
+            close()
+
+    def _observations(self, told: Any, method: str) -> Mapping[str, str]:
+        self.by_agent = not isinstance(told, str)
+        observations = {self.agents[0]: told} if isinstance(told, str) else told
+        if isinstance(told, str) and len(self.agents) > 1:
+            raise WrongReturn(
+                f"{self.name}: {method} must return a dict from agent to text: the task has several agents"
+            )
+        if not isinstance(observations, Mapping):
+            raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
+        for agent, text in observations.items():
+            self._check_agent(agent, method)
+            if not isinstance(text, str):
+                raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
+        return observations
+
+    def _given(self, by_agent: Mapping[str, Any]) -> Any:
+        """What the environment is given of those who acted: by agent, where it told them by agent."""
+        return dict(by_agent) if self.by_agent else by_agent[self.agents[0]]
+
+    def _whose(self, over: Any) -> set[str]:
+        """Whose part is over: everybody's, or that of the agents for whom a dict says so."""
+        if not isinstance(over, Mapping):
+            return set(self.agents) if over else set()
+        for agent in over:
+            self._check_agent(agent, "step")
+        return {agent for agent, own in over.items() if own}
+
+    def _rewards(self, reward: Any) -> Mapping[str, float]:
+        if not isinstance(reward, Mapping):
+            if len(self.agents) > 1:
+                raise WrongReturn(f"{self.name}: step must return rewards by agent: the task has several agents")
+            reward = {self.agents[0]: reward}
+        for agent in reward:
+            self._check_agent(agent, "step")
+        return {agent: float(number) for agent, number in reward.items()}
+
+    def _check_agent(self, agent: str, method: str) -> None:
+        if agent not in self.agents:
+            raise ValueError(f"{self.name}: {method} names {agent!r}, and task.agents are {', '.join(self.agents)}")
+
+
+def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironment]:
+    """What makes environments of this configuration; `ConfigError` where the first one cannot be made."""
+    make = load_function(str(config.environment), "task.environment")
+
+    def environment() -> OwnEnvironment:
+        made = make(**config.environment_args)
+        if missing := [method for method in METHODS if not callable(getattr(made, method, None))]:
+            raise WrongReturn(
+                f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}"
+            )
+        return OwnEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
+
+    try:
+        spare = [environment()]
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        raise ConfigError(
+            f"task.environment={config.environment} task.environment_args={config.environment_args}",
+            f"cannot be made ({located(error)})",
+            "correct the function, or its arguments",
+        ) from error
+    return lambda: spare.pop() if spare else environment()
+
+
+def _has_parameter(method: Any, name: str) -> bool:
+    try:
+        return name in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return False
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")

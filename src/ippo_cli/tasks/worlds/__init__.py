@@ -1,1 +1,0 @@
-"""Worlds: environments that answer by themselves and pay as they go, on the packages' own code."""

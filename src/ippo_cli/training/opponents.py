@@ -1,0 +1,262 @@
+"""A pool of earlier weights that speak in the place of current ones, so that agents learn beside more than each other.
+
+A snapshot is the weights of every policy that learns after some number of iterations, in `partners/step_N/` of the
+run's folder. Which snapshot is asked in an iteration, and which agent then learns about which prompts, is a function of
+the seed and the iteration, and of the snapshots there are.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ippo_cli.agents.agent import FrozenAgent
+from ippo_cli.agents.team import Team
+from ippo_cli.config.errors import ResumeError, storing
+from ippo_cli.config.schema import Config
+from ippo_cli.config.teams import holders, learning_members
+from ippo_cli.engine import distributed
+from ippo_cli.models.actor import Policy, load_actor_lm
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.runs.checkpoint_files import Listing, listing, sha256_of, sync_folder, sync_folders
+from ippo_cli.runs.folder import all_checkpoints, step_name
+from ippo_cli.training.elo import Games, results, snapshot_name
+from ippo_cli.types import Batch, Episode
+
+Play = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
+"""Episodes about some examples, whose places in the rank's batch are given, with these speakers."""
+
+
+@dataclass
+class PoolState:
+    """What a checkpoint holds of a pool; the weights lie in the run's folder."""
+
+    snapshots: dict[int, Listing] = field(default_factory=dict)  # files by iteration, oldest first
+    games: Games = field(default_factory=Games)
+
+    def stored(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"snapshots": list(self.snapshots.items()), "games": self.games.played}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Become what was stored."""
+        stored = copy.deepcopy(stored)
+        self.snapshots = {int(iteration): files for iteration, files in stored["snapshots"]}
+        self.games = Games(stored["games"])
+
+
+def thinned(iterations: Sequence[int], size: int) -> list[int]:
+    """At most `size` of the iterations: the one goes whose neighbours are nearest to each other, until they are few.
+
+    So the oldest and the newest stay, and those between them lie as evenly as they can; of one, the newest stays.
+    """
+    kept = sorted(iterations)
+    while len(kept) > size:
+        if size == 1:
+            return kept[-1:]
+        gaps = [kept[place + 1] - kept[place - 1] for place in range(1, len(kept) - 1)]
+        del kept[1 + gaps.index(min(gaps))]
+    return kept
+
+
+def drawn_snapshot(seed: int, iteration: int, snapshots: Sequence[int]) -> int:
+    """Which snapshot is asked in an iteration, each equally likely."""
+    number = float(uniforms(seed, "partners/snapshot", torch.tensor([iteration]), 1))
+    return snapshots[int(number * len(snapshots))]
+
+
+def learning_seats(seed: int, iteration: int, prompts: int, share: float, agents: Sequence[str]) -> list[str | None]:
+    """For each prompt of an iteration the only agent that speaks with its current weights; None where all do.
+
+    Agents take turns, beginning with another one each iteration; which prompts these are is drawn.
+    """
+    numbers = uniforms(seed, "partners/prompts", torch.tensor([iteration]), prompts)[0]
+    seats: list[str | None] = [None] * prompts
+    for turn, prompt in enumerate(numbers.argsort(stable=True)[: round(share * prompts)].tolist()):
+        seats[prompt] = agents[(iteration + turn) % len(agents)]
+    return seats
+
+
+class Partners:
+    """The pool of one run."""
+
+    def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
+        self._config, self._folder, self._device = config, folder / "partners", device
+        self._settings, self._state = config.team.partners, state
+        self._policies, self._holder_of = learning_members(config), holders(config)
+        self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
+        self._loaded: tuple[int, dict[str, FrozenAgent]] | None = None
+
+    def verify(self) -> None:
+        """Raise `ResumeError` where a snapshot is not what it was. Collective."""
+        distributed.on_main(self._verify)
+
+    def _verify(self) -> None:
+        for iteration, files in self._state.snapshots.items():
+            for name, entry in files.items():
+                file = self._place(iteration) / name
+                if not _is_intact(file, entry["sha256"]):
+                    raise ResumeError(
+                        f"{file} is not what it was when it was written, and the run would go on with other "
+                        "partners; put it back, go on without any (team.partners.every=0), or start a new run"
+                    )
+
+    def begin(self, team: Team, iteration: int) -> None:
+        """Take a snapshot where one is due before an iteration (counted from 0), or where there is none: a resume may
+        have asked for the pool. Collective."""
+        if iteration % self._settings.every and self._state.snapshots:
+            return
+        assert self._settings.size is not None
+        self._state.snapshots[iteration] = self._write(team, iteration)
+        kept = thinned(list(self._state.snapshots), self._settings.size)
+        self._state.snapshots = {one: self._state.snapshots[one] for one in kept}
+        self._loaded = None if self._loaded is not None and self._loaded[0] == iteration else self._loaded
+        if iteration:  # what the current weights have played since the last snapshot is what these have
+            self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
+
+    def _write(self, team: Team, iteration: int) -> Listing:
+        """The weights of every policy that learns, under their final name once they are whole."""
+        final = self._place(iteration)
+        partial = final.with_name(f".{final.name}.partial")
+        distributed.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        written: list[Path] = []  # on rank 0
+        for learner in team.learners:
+            if learner.is_policy:
+                weights = learner.engine.full_state_dict()
+                with distributed.failing_together(), storing(str(self._folder)):
+                    written += learner.save_pretrained(
+                        partial / learner.name, weights, team.tokenizer(learner), merged=False
+                    )
+
+        def named() -> Listing:
+            with storing(str(self._folder)):
+                listed = listing(partial, written)
+                sync_folders(partial, listed)
+                shutil.rmtree(final, ignore_errors=True)  # of an earlier attempt at the same iteration
+                partial.rename(final)
+                sync_folder(final.parent)
+            return listed
+
+        return distributed.on_main(named)
+
+    def tidy(self) -> None:
+        """Remove snapshots that neither the pool nor any checkpoint has: after an iteration, for one that was begun
+        may be abandoned, and the pool be what it was before. Collective."""
+        distributed.on_main(self._remove_unused)
+
+    def _remove_unused(self) -> None:
+        kept = {step_name(iteration) for iteration in self._state.snapshots}
+        for checkpoint in all_checkpoints(self._folder.parent / "checkpoints"):
+            try:
+                stored = json.loads((checkpoint / "state.json").read_text())["partners"]["snapshots"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            kept |= {step_name(iteration) for iteration, _ in stored}
+        for folder in self._folder.glob("step_*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def play(self, team: Team, batch: Batch, iteration: int, play: Play) -> list[Episode]:
+        """One episode for each example of this rank, some of them with partners. Collective."""
+        generations = self._config.rollout.num_generations
+        assert self._settings.share is not None
+        first = iteration * self._config.rollout.buffer_size
+        seats = learning_seats(
+            self._config.seed,
+            iteration,
+            self._config.rollout.buffer_size // generations,
+            self._settings.share,
+            self._agents,
+        )
+        own = [seats[(index - first) // generations] for index in batch.index.tolist()]
+        found: dict[int, Episode] = {}
+        for seat in (None, *self._agents):
+            if seat not in seats:
+                continue
+            places = [place for place, one in enumerate(own) if one == seat]
+            part = Batch(examples=[batch.examples[place] for place in places], index=batch.index[places])
+            others = frozenset(name for name in self._agents if seat is not None and name != seat)
+            speakers = team.speakers
+            if others:
+                speakers = {
+                    name: self._partner(team, iteration, name) if name in others else speakers[name]
+                    for name in speakers
+                }
+            for place, episode in zip(places, play(speakers, part, places), strict=True):
+                found[place] = replace(episode, partners=others)
+        return [found[place] for place in range(len(own))]
+
+    def _partner(self, team: Team, iteration: int, agent: str) -> FrozenAgent:
+        drawn = drawn_snapshot(self._config.seed, iteration, list(self._state.snapshots))
+        if self._loaded is None or self._loaded[0] != drawn:
+            self._loaded = None  # before others are loaded in their place
+            self._loaded = (
+                drawn,
+                {
+                    name: FrozenAgent(name=name, tokenizer=team[names[0]].tokenizer, policy=self._policy(drawn, name))
+                    for name, names in self._policies.items()
+                },
+            )
+        return replace(self._loaded[1][self._holder_of[agent]], name=agent)
+
+    def _policy(self, iteration: int, holder: str) -> Policy:
+        actor = self._config.task.agents[self._policies[holder][0]].actor
+        lm = load_actor_lm(actor, str(self._place(iteration) / holder / "actor"), None)
+        return Policy(lm).to(self._device).requires_grad_(False).eval()
+
+    def _place(self, iteration: int) -> Path:
+        return self._folder / step_name(iteration)
+
+    def record(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
+        """Take in an iteration's games; its metrics. Collective."""
+        snapshots, drawn = (
+            self._state.snapshots,
+            drawn_snapshot(self._config.seed, iteration, list(self._state.snapshots)),
+        )
+        counts = torch.tensor([sum(bool(episode.partners) for episode in episodes), len(episodes)])
+        there, total = distributed.all_sum(counts).tolist()
+        row = {"team/partners/iteration": float(drawn), "team/partners/share": there / total}
+        row["team/partners/size"] = float(len(snapshots))
+        if not self._settings.elo:
+            return row
+        first, second = self._agents
+        for partners in (frozenset(), frozenset({second}), frozenset({first})):
+            names = [
+                snapshot_name(self._holder_of[name], drawn) if name in partners else self._holder_of[name]
+                for name in (first, second)
+            ]
+            games = [episode for episode in episodes if episode.partners == partners]
+            self._state.games.add(names[0], names[1], results(games, first, second))
+        ratings = self.ratings()
+        return row | {f"team/elo/{holder}": ratings[holder] for holder in self._policies}
+
+    def ratings(self) -> dict[str, float]:
+        """Of the policies and all earlier weights that have played; NaN without games, nothing where none are kept."""
+        if not self._settings.elo:
+            return {}
+        return self._state.games.ratings([snapshot_name(holder, 0) for holder in self._policies], [*self._policies])
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows of `elo.json`; none where no games are kept."""
+        return self._state.games.table(self.ratings())
+
+
+def _is_intact(file: Path, digest: str) -> bool:
+    try:
+        return sha256_of(file) == digest
+    except OSError:  # gone, or not to be read
+        return False
+
+
+def best_first(ratings: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Who has a rating, the highest first."""
+    return sorted(((n, r) for n, r in ratings.items() if not math.isnan(r)), key=lambda entry: -entry[1])

@@ -1,0 +1,83 @@
+"""Python of the user's, named explicitly: `path.py:name` or `module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.python_names import name_missing
+from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
+from ippo_cli.user_code.errors import located
+
+FOLDERS: list[str] = []
+"""Folders of users' files on `sys.path`, the newest first."""
+
+
+def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]:
+    """The function or class that a key names; `ConfigError` where there is none."""
+    place, _, attribute = name.rpartition(":")
+    setting = f"{key}={name}"
+    if not place and name.endswith(".py"):
+        raise ConfigError(*name_missing(key, name))
+    if not place:
+        raise ConfigError(setting, "does not say where and what", "write path/to/file.py:function or module:function")
+    module = _load_file(Path(place), setting) if place.endswith(".py") else _load_module(place, setting)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(setting, f"names no function in {place}", "it has: " + " ".join(sorted(callables)))
+    return function
+
+
+def _load_file(path: Path, setting: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(setting, f"points to {path.resolve()}, which is no file", "give a path from this folder")
+    name = f"ippo_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that what the file defines can be found by its own name
+    put_on_path(path.resolve().parent)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
+        if isinstance(error, SyntaxError | UnicodeDecodeError) and (place := find_undecodable_byte(path)):
+            raise ConfigError(setting, f"cannot be imported ({place})", ENCODING_REMEDY) from error
+        raise ConfigError(setting, f"cannot be imported ({located(error)})", "correct that file") from error
+    return module
+
+
+def put_on_path(folder: Path) -> None:
+    """Let files of a folder import each other, as a script's neighbours are.
+
+    Installed packages come first: a neighbour named `datasets.py` must not replace one. A neighbour of the same name in
+    the folder of another file of the user's is imported again from this one.
+    """
+    others = [place for place in sys.path if place not in FOLDERS]
+    foreign = {place for place in FOLDERS if place != str(folder)}
+    FOLDERS[:] = [str(folder), *(place for place in FOLDERS if place != str(folder))]
+    sys.path[:] = [*others, *FOLDERS]
+    importlib.invalidate_caches()
+    for name, module in list(sys.modules.items()):
+        file, top = getattr(module, "__file__", None), name.partition(".")[0]
+        if not file or not foreign or Path(file).is_relative_to(folder):
+            continue
+        neighbour = (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file()
+        if neighbour and any(Path(file).is_relative_to(place) for place in foreign):
+            del sys.modules[name]
+
+
+def _load_module(name: str, setting: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise ConfigError(
+            setting, f"cannot be imported ({located(error)})", "check the module's name and PYTHONPATH"
+        ) from error

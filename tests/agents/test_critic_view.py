@@ -1,0 +1,445 @@
+"""What a centralised critic reads, token for token, against a slow layout of the episodes' own words."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from string import ascii_lowercase, digits
+from typing import Any
+
+import pytest
+import torch
+from players import TOKENIZER, Players
+from spoken import episode as an_episode
+
+from ippo_cli.agents.critic_view import Layout, central_view
+from ippo_cli.models.layout import build_sequences
+from ippo_cli.models.tiny import byte_tokenizer
+from ippo_cli.rollout.rows import to_rows
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.types import Completion, CriticView, Episode, Example, Rollout, Targets, Turn
+
+AGENTS = ("low", "high", "mid")
+ROWS = range(24)
+END = "¶"
+
+
+class Anything:
+    """Whoever it likes is told whatever, until the episode ends in one of the ways that there are."""
+
+    agents: Sequence[str] = AGENTS
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.random = random.Random(example["row"])
+        self.row, self.left = example["row"], self.random.randint(0, 4)
+        return self.told()
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.left -= 1
+        if self.left >= 0:
+            return Step(observations=self.told())
+        way = self.row % 4
+        if way == 0:
+            raise OSError("the board is gone")
+        if way == 1:
+            return Step(observations={}, terminated=True)
+        cut = frozenset(self.agents[:1]) if way == 2 else frozenset()
+        return Step(observations=self.told(), terminated=way == 2, truncated=way == 3, unfinished=cut)
+
+    def told(self) -> dict[str, str]:
+        there = self.random.sample(self.agents, self.random.randint(1, len(self.agents)))
+        return {agent: f"{self.random.randint(0, 999)}{agent[0]}" for agent in there}
+
+    def close(self) -> None:
+        pass
+
+
+class Parallel(Anything):
+    def told(self) -> dict[str, str]:
+        return {agent: f"{self.random.randint(0, 999)}{agent[0]}" for agent in self.agents}
+
+
+class InTurn(Anything):
+    """One after the other, each hearing what was said before it."""
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.heard, self.number = "", 0
+        return super().reset(example, seed)
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self.heard += "".join(f"{agent[0]}:{action.text};" for agent, action in actions.items())
+        return super().step(actions)
+
+    def told(self) -> dict[str, str]:
+        agent = self.agents[self.number % len(self.agents)]
+        self.number += 1
+        return {agent: f"{self.row}{self.heard}{agent[0]}"}
+
+
+PROTOCOLS = (Anything, Parallel, InTurn)
+KINDS = [(make, history) for make in PROTOCOLS for history in ("prefix", "latest")]
+
+
+@pytest.fixture(scope="module")
+def played() -> dict[tuple[Any, str], list[Episode]]:
+    """Episodes of each protocol and history."""
+    found = {}
+    for history in ("prefix", "latest"):
+        players = Players(*AGENTS, history=history)
+        for make in PROTOCOLS:
+            found[make, history] = players.play(make, ROWS, max_new_tokens=4)
+    turns = [turn for episodes in found.values() for episode in episodes for turn in episode.turns]
+    assert {turn.completion.finished for turn in turns} == {True, False}
+    assert {episode.truncation for episodes in found.values() for episode in episodes} >= {"", "environment"}
+    return found
+
+
+def layout(history: str = "prefix", **changes: Any) -> Layout:
+    plain: dict[str, Any] = {
+        "agents": AGENTS,
+        "tokenizer": TOKENIZER,
+        "by_text": False,
+        "forgets": history == "latest",
+        "context": 512,
+        "max_new_tokens": dict.fromkeys(AGENTS, 4),
+        "contexts": dict.fromkeys(AGENTS, 512),
+    }
+    return Layout(**(plain | changes))
+
+
+def rows(episodes: Sequence[Episode], agent: str) -> Rollout:
+    return to_rows(episodes, agent, device=torch.device("cpu"), filtered=False)
+
+
+def view(episodes: Sequence[Episode], agent: str, how: Layout) -> CriticView:
+    return central_view(episodes, agent, rows(episodes, agent), how)
+
+
+def written(ids: Sequence[int]) -> str:
+    tokens = TOKENIZER.convert_ids_to_tokens(list(ids))
+    return "".join(END if token == TOKENIZER.eos_token else token for token in tokens)
+
+
+def read(found: Rollout, decode: Callable[[Sequence[int]], str] = written) -> list[dict[int, str]]:
+    """By row: what stands before each action column in its sequence, and, under -1, before the end."""
+    texts: list[dict[int, str]] = []
+    for row in range(len(found.texts)):
+        sequences = build_sequences(found, torch.tensor([row]), packed=False)
+        width = sequences.input_ids.shape[1]
+        tokens = sequences.input_ids.flatten().tolist()
+
+        def before(state: int, width: int = width, tokens: Sequence[int] = tokens) -> str:
+            return decode(tokens[state // width * width : state + 1])
+
+        states = sequences.state[0].tolist()
+        columns = found.response_mask[row].nonzero().flatten().tolist()
+        texts.append({column: before(states[column]) for column in columns} | {-1: before(states[-1])})
+    return texts
+
+
+def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = False) -> tuple[list[str], str]:
+    """The text before every own action token (or turn), and that before the end; written for being read."""
+    states: list[str] = []
+    text, since, after = "", "", ""
+    own, turns = episode.of(agent), episode.turns
+    others = [name for name in AGENTS if name != agent]
+
+    def hear(words: str) -> None:
+        nonlocal text, since
+        gap = END if text and not text.endswith(END) else ""  # behind a response that was cut
+        text += gap + words
+        since += words
+
+    def told(words: str) -> str:
+        return words + END if by_text else words
+
+    for step in sorted({turn.step for turn in turns}):
+        here = {turn.agent: turn for turn in turns if turn.step == step}
+        for name in others:
+            if name in here:
+                hear(here[name].observation + END)
+        if agent in here:
+            turn = here[agent]
+            state = (since if forgets else text) + told(turn.observation)
+            said = written(turn.completion.ids.tolist())
+            said = turn.completion.text + END if by_text else said
+            states += [state] if by_text else [state + said[:place] for place in range(len(said))]
+            after = state + said
+            text, since = text + told(turn.observation) + said, ""
+            if turn is own[-1] and episode.finished(agent):
+                return states, after
+        for name in others:
+            if name in here:
+                hear(written(here[name].completion.ids.tolist()).removesuffix(END) + END)
+    if not own:
+        return [], "<pad>"
+    for name in others:
+        if name in episode.last_observations:
+            hear(episode.last_observations[name] + END)
+    if agent in episode.final:
+        return states, (since if forgets else text) + told(episode.last_observations[agent])
+    gap = END if since and not after.endswith(END) else ""
+    return states, after + gap + since if forgets else text
+
+
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_every_action_is_valued_behind_all_that_was_told_and_written_before_it(
+    make: Any, history: str, played: Mapping[Any, list[Episode]]
+) -> None:
+    episodes = played[make, history]
+    for agent in AGENTS:
+        own, found = rows(episodes, agent), view(episodes, agent, layout(history))
+        assert not found.left_out.any()
+        for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
+            states, end = expected(episode, agent, forgets=history == "latest")
+            assert [texts[column] for column in sorted(texts) if column >= 0] == states
+            assert texts[-1] == end
+            mask, there = own.response_mask[row], found.rollout.response_mask[row]
+            assert own.response_ids[row][mask].tolist() == found.rollout.response_ids[row][there].tolist()
+            assert own.turn[row][mask].tolist() == found.rollout.turn[row][there].tolist()
+
+
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_as_text_every_turn_is_valued_once_before_it(
+    make: Any, history: str, played: Mapping[Any, list[Episode]]
+) -> None:
+    reader, episodes = byte_tokenizer(), played[make, history]
+    for agent in AGENTS:
+        found = view(episodes, agent, layout(history, tokenizer=reader, by_text=True))
+
+        def decode(ids: Sequence[int]) -> str:
+            return reader.decode(ids).replace("<eos>", END)
+
+        for episode, texts in zip(episodes, read(found.rollout, decode), strict=True):
+            states, end = expected(episode, agent, forgets=history == "latest", by_text=True)
+            assert [texts[column] for column in sorted(texts) if column >= 0] == states
+            assert texts[-1] == end
+
+
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_one_agent_alone_is_read_as_its_own_row(make: Any, history: str) -> None:
+    class Solo(make):
+        agents = ("low",)
+
+    episodes = Players("low", history=history).play(Solo, ROWS, max_new_tokens=4)
+    own = rows(episodes, "low")
+    read_at_once = [len(turn.prompt) + len(turn.completion.ids) for episode in episodes for turn in episode.turns]
+    ends = [len(prompt) for episode in episodes for prompt in episode.final.values()]
+    for context in (512, max(*read_at_once, *ends)):
+        contexts = {"low": context}
+        found = view(episodes, "low", layout(history, agents=("low",), context=context, contexts=contexts))
+        assert not found.left_out.any()
+        for entry in fields(Rollout):
+            value, wanted = getattr(found.rollout, entry.name), getattr(own, entry.name)
+            if "logprobs" not in entry.name:
+                assert torch.equal(value, wanted) if isinstance(value, torch.Tensor) else value == wanted, entry.name
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize("context", [512, 24])
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_later(
+    make: Any, history: str, context: int, by_text: bool, played: Mapping[Any, list[Episode]]
+) -> None:
+    how, compared = layout(history, context=context, by_text=by_text), 0
+    for agent in AGENTS:
+        for episode in played[make, history][:8]:
+            before = values_read(episode, agent, how)
+            spoken = 0  # action tokens, or turns, before this turn
+            for turn in episode.of(agent):
+                count = 1 if by_text else len(turn.completion.ids)
+                after = values_read(otherwise(episode, agent, turn.step), agent, how)
+                assert after[: spoken + count] == before[: spoken + count]
+                # Nor on the agent's own next tokens, or how many there will be.
+                after = values_read(otherwise(episode, agent, turn.step, own_too=True), agent, how)
+                assert after[: spoken + 1] == before[: spoken + 1]
+                spoken += count
+            compared += spoken
+    assert compared > 20
+
+
+def values_read(episode: Episode, agent: str, how: Layout) -> list[str]:
+    """What stands before each action column."""
+    return [text for column, text in sorted(read(view([episode], agent, how).rollout)[0].items()) if column >= 0]
+
+
+def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False) -> Episode:
+    """The same up to what was told at a step; what others answered there, and all that came later, is different."""
+
+    def change(turn: Turn) -> Turn:
+        if turn.step < step or (turn.step == step and turn.agent == agent and not own_too):
+            return turn
+        if turn.step == step and turn.agent == agent:
+            tokens = torch.cat([turn.completion.ids[:1], torch.tensor(ids("hgf"))])
+            return replace(turn, completion=replace(said("hgf"), ids=tokens))
+        changed = replace(turn, completion=said("hgfedcba"))
+        if turn.step > step:
+            more = ", and much more"
+            prompt = [*turn.prompt, *TOKENIZER(more).input_ids]
+            changed = replace(changed, observation=turn.observation + more, prompt=prompt)
+        return changed
+
+    told = dict.fromkeys(AGENTS, "another end")
+    turns = [change(turn) for turn in episode.turns]
+    return replace(episode, turns=turns, last_observations=told, terminated=False, ended=frozenset())
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize("make", PROTOCOLS)
+def test_every_value_depends_on_what_others_were_told_by_then_and_wrote_before(
+    make: Any, by_text: bool, played: Mapping[Any, list[Episode]]
+) -> None:
+    how, told, wrote = layout(by_text=by_text), 0, 0
+    for agent in AGENTS[:1]:
+        for episode in played[make, "prefix"][:16]:
+            before = values_read(episode, agent, how)
+            for place, turn in enumerate(episode.turns):
+                if turn.agent == agent:
+                    continue
+                for change in ({"observation": "x"}, {"completion": said("hgfedcba")}):
+                    turns = [*episode.turns[:place], replace(turn, **change), *episode.turns[place + 1 :]]
+                    after = values_read(replace(episode, turns=turns), agent, how)
+                    steps = [
+                        one.step for one in episode.of(agent) for _ in (range(1) if by_text else one.completion.ids)
+                    ]
+                    reached = [step >= turn.step if "observation" in change else step > turn.step for step in steps]
+                    assert [one != two for one, two in zip(before, after, strict=True)] == reached
+                    told, wrote = told + ("observation" in change) * sum(reached), wrote + sum(reached)
+    assert told > 10
+    assert wrote > told
+
+
+@pytest.mark.parametrize("context", [24, 16])
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_what_does_not_fit_is_left_out_and_the_turn_is_read_behind_the_rest(
+    make: Any, history: str, context: int, played: Mapping[Any, list[Episode]]
+) -> None:
+    episodes, cut = played[make, history], 0
+    for agent in AGENTS:
+        found = view(episodes, agent, layout(history, context=context))
+        for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
+            states, end = expected(episode, agent, forgets=history == "latest")
+            have = [texts[column] for column in sorted(texts) if column >= 0]
+            told = [
+                turn.observation[-8:] + written(turn.completion.ids)[:number]
+                for turn in episode.of(agent)
+                for number in range(len(turn.completion.ids))
+            ]
+            assert all(len(there) <= context for there in have)
+            for state, there, last in zip(states, have, told, strict=True):
+                place = 0
+                for character in there:  # what is read is what there was, in its order
+                    place = state.index(character, place) + 1
+                assert there.endswith(last)
+            assert found.left_out[row] or (have == states and end == texts[-1])
+            cut += have != states
+    assert cut > 0
+
+
+def test_own_words_are_the_last_to_be_left_out() -> None:
+    first = Turn(agent="low", step=0, observation="123", prompt=ids("123"), completion=said("ab"))
+    others = [
+        Turn(agent=name, step=0, observation=f"{name}55555", prompt=ids("55555"), completion=said("cccc"))
+        for name in ("high", "mid")
+    ]
+    prompt = [*ids("123"), *ids("ab"), TOKENIZER.eos_token_id, *ids("678")]
+    last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=said("d"))
+    (episode,) = [an_episode(turns=[first, *others, last])]
+    texts = read(view([episode], "low", layout(context=27)).rollout)[0]
+    # Before the first turn the oldest goes: with it there are 9 + 9 + 3 tokens, and 4 must be left for the answer.
+    assert [texts[c] for c in sorted(texts)][1] == "high55555¶mid55555¶123"
+    found = view([episode], "low", layout(context=24))
+    texts = read(found.rollout)[0]
+    assert [texts[c] for c in sorted(texts)][1] == "mid55555¶123"
+    assert found.left_out.tolist() == [True]
+    assert [texts[c] for c in sorted(texts)][-2] == "123ab¶cccc¶cccc¶678"
+
+
+def test_a_rewritten_history_begins_anew_behind_all_that_others_said() -> None:
+    first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=said("ab"))
+    other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=said("c"))
+    anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=said("d"))
+    found = view([an_episode(turns=[first, other_one, anew])], "low", layout())
+    texts = read(found.rollout)[0]
+    assert [texts[column] for column in sorted(texts) if column >= 0] == [
+        "1",
+        "1a",
+        "1ab",
+        "2¶c¶1b3",
+        "2¶c¶1b3d",
+    ]
+
+
+def test_an_episode_in_which_earlier_weights_spoke_for_the_agent_has_an_empty_row() -> None:
+    turns = [
+        Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=said("ab")) for name in ("low", "high")
+    ]
+    episodes = [replace(an_episode(turns=turns), partners=frozenset({"low"}))]
+    assert not view(episodes, "low", layout()).rollout.response_mask.any()
+    assert read(view(episodes, "high", layout()).rollout)[0][0] == "1¶1"  # and is heard as anybody else
+
+
+def test_a_beginning_of_sequence_stays_the_first() -> None:
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.bos_token = "^"
+    begins = tokenizer.bos_token_id
+    own = Turn(agent="low", step=0, observation="1", prompt=[begins, *ids("1")], completion=said("a"))
+    heard = Turn(agent="high", step=0, observation="2", prompt=[begins, *ids("2")], completion=said("b"))
+    episode = an_episode(turns=[own, heard])
+    for agent, text in {"low": "^2¶1", "high": "^1¶2"}.items():
+        texts = read(view([episode], agent, layout(tokenizer=tokenizer)).rollout)[0]
+        assert texts[min(column for column in texts if column >= 0)] == text
+
+
+@pytest.mark.parametrize(("make", "history"), KINDS)
+def test_targets_are_learnt_where_values_are_read(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
+    torch.manual_seed(0)
+    episodes = played[make, history]
+    for agent in AGENTS:
+        own = rows(episodes, agent)
+        targets = some_targets(own)
+        found = view(episodes, agent, layout(history))
+        there = found.scattered(targets)
+        for entry in fields(Targets):
+            wanted, value = getattr(targets, entry.name), getattr(there, entry.name)
+            if wanted.dim() == 2:
+                assert torch.equal(value[found.rollout.response_mask], wanted[own.response_mask]), entry.name
+                assert not value[~found.rollout.response_mask].any()
+                back = found.gathered(value.float(), own)
+                assert torch.equal(back, wanted.float().masked_fill(~own.response_mask, 0.0))
+            else:
+                assert value is wanted
+        by_text = view(episodes, agent, layout(history, by_text=True))
+        there = by_text.scattered(targets)
+        values = torch.rand(by_text.rollout.response_ids.shape).masked_fill(~by_text.rollout.response_mask, 0.0)
+        back = by_text.gathered(values, own)
+        for row, episode in enumerate(episodes):
+            for number in range(len(episode.of(agent))):
+                mine, (column,) = own.turn[row] == number, (by_text.rollout.turn[row] == number).nonzero()
+                assert set(back[row][mine].tolist()) == {float(values[row, column])}
+                assert there.returns[row, column] == targets.returns[row][mine][-1]
+
+
+def some_targets(own: Rollout) -> Targets:
+    shape, count = own.response_ids.shape, len(own.texts)
+    names = ("rewards", "values", "ref_logprobs", "advantages", "returns", "behavior_weights")
+    return Targets(
+        **{name: torch.randn(shape) for name in names},
+        final_values=torch.randn(count),
+        loss_mask=own.response_mask & (torch.rand(count) > 0.3)[:, None],
+        value_mask=own.response_mask & (torch.rand(shape) > 0.5),
+        sample_counts=torch.ones(count, dtype=torch.long),
+    )
+
+
+def ids(text: str) -> list[int]:
+    assert set(text) <= set(ascii_lowercase + digits)
+    return list(TOKENIZER(text).input_ids)
+
+
+def said(text: str) -> Completion:
+    tokens = torch.tensor([*ids(text), TOKENIZER.eos_token_id])
+    zeros = torch.zeros(len(tokens))
+    return Completion(ids=tokens, logprobs=zeros, behavior_logprobs=zeros, text=text, finished=True)

@@ -1,0 +1,195 @@
+"""Other projects' keys have an answer, and answers name keys that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from ippo_cli.compose.aliases import FILE, AnswerKind, find_answer, read_earlier_names, read_projects
+from ippo_cli.compose.diagnose import groups
+from ippo_cli.compose.explain import explain_key
+from ippo_cli.compose.load import compose_node, config_dir, leaves, load_config
+from ippo_cli.config.checks import check
+
+Make = Callable[..., Any]
+CASES = [
+    *(("an earlier version", theirs, answer) for theirs, answer in read_earlier_names().items()),
+    *((name, theirs, answer) for name, project in read_projects().items() for theirs, answer in project.keys.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def keys(plain: Make) -> set[str]:
+    """Every dotted key that some choice of groups has."""
+    choices = [
+        (),
+        ("task=jsonl", "actor=full", "reward=function"),
+        ("critic=value_head",),
+        ("actor=tiny_lora", "critic=adapter", "team=shared_base"),
+        ("task=gymnasium",),
+        ("task=environment",),
+        ("tracker=wandb",),
+        ("tracker=mlflow",),
+        ("reward=model",),
+        ("reward=http",),
+        ("reward=mix",),
+        ("reward=code",),
+    ]
+    return {name for choice in choices for name, _ in leaves(plain(choice))}
+
+
+def test_answers_name_keys_that_exist(keys: set[str]) -> None:
+    wrong: list[tuple[str, str]] = []
+    for _, theirs, answer in CASES:
+        words = re.sub(r"\([^)]*\)", "", answer.text)
+        for word in re.findall(r"(?<![\w./<>=])[a-z_]+(?:\.(?:[a-z_0-9]+|<name>))+", words):
+            solo = word.replace("<name>", "solo")
+            if word.endswith((".py", ".md")) or word.startswith("sweep."):
+                continue
+            if solo.startswith("actor.model_args."):  # arguments of the loader, which no schema lists
+                continue
+            if solo not in keys and word != "task.agents" and not any(key.startswith(f"{solo}.") for key in keys):
+                wrong.append((theirs, word))
+        for group, option in re.findall(r"(?<![\w.])([a-z_]+)=([a-z_0-9]+)", words):
+            if group in groups() and not (config_dir() / group / f"{option}.yaml").is_file():
+                wrong.append((theirs, f"{group}={option}"))
+        if answer.kind is AnswerKind.use and re.fullmatch(r"[a-z_]+", answer.text) and answer.text not in keys:
+            wrong.append((theirs, answer.text))
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def answer_of() -> Callable[[str], str]:
+    """What typing a key is answered with; nothing for a key or group of ours."""
+    node, options = compose_node([]), groups()
+    known = [key for key, _ in leaves(OmegaConf.to_container(node, resolve=False)) if not key.startswith("hydra.")]
+
+    def answer(key: str) -> str:
+        ours = key in known or key in options or OmegaConf.select(node, key, throw_on_missing=False) is not None
+        return "" if ours else str(explain_key(f"{key}=1", key, node, known, options))
+
+    return answer
+
+
+def test_every_key_of_the_table_is_answered_from_it_when_typed(answer_of: Callable[[str], str]) -> None:
+    answers = {theirs: [entry.text for _, other, entry in CASES if other == theirs] for _, theirs, _ in CASES}
+    guessed: list[tuple[str, str]] = []
+    for name, theirs, _ in CASES:
+        roots = read_projects()[name].roots if name in read_projects() else ()
+        for key in [theirs, *(f"{root}.{theirs}" for root in roots[:1])]:
+            said = answer_of(key)
+            of_another_kind = " is no key of " in said  # the key is ours with another option of its group
+            named = any(text in said or text.rpartition(".")[2] == key for text in answers[theirs])
+            if said and not named and not of_another_kind:
+                guessed.append((key, said))
+    assert guessed == []
+
+
+SEEDS = {
+    "CoMLRL": """output_dir actor_learning_rate critic_learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
+        max_grad_norm rollout_buffer_size mini_batch_size ppo_epochs value_clip_range value_loss_coef entropy_coef
+        advantage_normalization max_new_tokens temperature top_p top_k do_sample num_train_epochs
+        per_device_train_batch_size use_separate_critic critic_model_name_or_path critic_value_head_hidden_dim
+        value_head_hidden_dim num_agents num_turns reward_norm_eps model tokenizer reward_func reward_processor
+        formatters args train_dataset eval_dataset model_config wandb_config metrics_callback""",
+    "verl": """data.train_batch_size actor_rollout_ref.rollout.n actor_rollout_ref.actor.ppo_mini_batch_size
+        critic.ppo_mini_batch_size actor_rollout_ref.actor.clip_ratio actor_rollout_ref.actor.ppo_epochs
+        algorithm.gemma algorithm.lam algorithm.adv_estimator actor_rollout_ref.actor.use_kl_loss
+        actor_rollout_ref.actor.kl_loss_coef actor_rollout_ref.actor.kl_loss_type algorithm.use_kl_in_reward
+        algorithm.kl_penalty algorithm.kl_ctrl.kl_coef algorithm.kl_ctrl.type algorithm.kl_ctrl.horizon
+        algorithm.kl_ctrl.target_kl actor_rollout_ref.actor.clip_ratio_c trainer.n_gpus_per_node
+        actor_rollout_ref.rollout.tensor_model_parallel_size trainer.logger critic.model.path
+        actor_rollout_ref.model.path actor_rollout_ref.actor.ppo_micro_batch_size critic.ppo_micro_batch_size
+        custom_reward_function.path actor_rollout_ref.rollout.name trainer.project_name trainer.save_freq""",
+    "RLinf": """algorithm.normalize_advantages algorithm.group_size algorithm.adv_type algorithm.loss_type
+        algorithm.loss_agg_func algorithm.rollout_micro_batch_size algorithm.logprob_forward_micro_batch_size
+        algorithm.entropy_bonus algorithm.clip_ratio_high algorithm.clip_ratio_low algorithm.value_clip
+        algorithm.huber_delta algorithm.gamma algorithm.gae_lambda algorithm.clip_ratio_c cluster.num_nodes
+        cluster.component_placement actor.group_name actor.training_backend critic.use_critic_model
+        critic.group_name critic.training_backend""",
+    "AgileRL": """pad_token_id pad_token model_name actor_network model_config hp_config index batch_size beta vf_coef
+        clip_coef gamma gae_lambda lr_actor lr_critic max_grad_norm update_epochs temperature repetition_penalty top_p
+        top_k min_p use_separate_reference_adapter calc_position_embeddings micro_batch_size_per_gpu max_output_tokens
+        min_output_tokens max_model_len hf_generate_chunk_size lora_config cosine_lr_schedule_config accelerator device
+        wrap clone use_vllm use_memory_efficient_params vllm_config seed turn_level_clip action_granularity
+        turn_value_reduction adv_whitening gradient_checkpointing torch_compiler pop max_turns env_factory env max_steps
+        evaluation_interval reward_fn conversation_template data_batch_size_per_gpu train_dataset test_dataset loop
+        load_optimizer overwrite_reference_adapter overwrite_critic_adapter merge_lora_configs lora_only save_optimizer
+        reference_update_tracker observation_space action_space""",
+}
+
+
+@pytest.mark.parametrize("project", SEEDS)
+def test_every_documented_key_of_a_project_has_an_answer(project: str, keys: set[str]) -> None:
+    typed = SEEDS[project].split()
+    assert [key for key in typed if key not in keys and find_answer(key) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("custom_reward_function.path", "use reward=function reward.function=path.py:function"),
+        ("actor_rollout_ref.rollout.name", "responses are generated by the training model itself"),
+        ("trainer.no_such_key", "docs/migrating.md lists those with a counterpart here"),
+        ("cluster.no_such_key", "docs/migrating.md lists those with a counterpart here"),
+        ("batch_size", "use algorithm.mini_batch_size"),
+        ("trust_remote_code", "code that comes with a model is not executed"),
+    ],
+)
+def test_a_key_of_another_project_is_not_answered_by_a_near_word(
+    key: str, answer: str, answer_of: Callable[[str], str]
+) -> None:
+    said = answer_of(key)
+    assert answer in said
+    assert "did you mean" not in said
+
+
+@pytest.mark.parametrize("name", read_projects())
+def test_commands_for_users_of_a_project_pass_the_checks(name: str) -> None:
+    for _, command in read_projects()[name].runs:
+        program, *overrides = command.split()
+        assert program == "ippo-train"
+        check(load_config(overrides), 1)
+
+
+def test_the_longer_name_decides() -> None:
+    for key, target in {
+        "algorithm.kl_ctrl.target_kl": "algorithm.kl.reward.target",
+        "actor_rollout_ref.rollout.n": "rollout.num_generations",
+        "data.train_batch_size": "rollout.buffer_size",
+        "train_batch_size": "algorithm.mini_batch_size",
+        "actor_rollout_ref.model.path": "actor=full actor.model",
+        "actor_rollout_ref.actor.optim.lr": "actor.learning_rate",
+        "critic.optim.lr": "critic.learning_rate",
+        "critic.model.path": "critic.model",
+        "data.train_files": "task.train",
+        "model_name_or_path": "actor=full actor.model",
+        "ACTOR_ROLLOUT_REF.ACTOR.PPO_MINI_BATCH_SIZE": "algorithm.mini_batch_size",
+    }.items():
+        found = find_answer(key)
+        assert found is not None
+        assert found.text.startswith(target)
+
+
+def test_a_name_that_no_project_has_is_not_found() -> None:
+    assert find_answer("no.such.key") is None
+    assert find_answer("n") is None
+
+
+def test_the_table_has_each_key_once_and_in_lower_case() -> None:
+    by_project: dict[str, list[str]] = {}
+    project = ""
+    for line in FILE.read_text().splitlines():
+        if heading := re.fullmatch(r"  (\w+):", line):
+            project = heading[1]
+        elif entry := re.match(r"      ([\w.]+): ", line):
+            by_project.setdefault(project, []).append(entry[1])
+    for names in by_project.values():
+        assert len(names) == len(set(names))
+        assert all(name == name.lower() and name.count(".") <= 2 for name in names)
+    assert yaml.safe_load(FILE.read_text())["projects"].keys() == read_projects().keys()

@@ -1,0 +1,152 @@
+"""Which override is to blame, and what is offered instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from ippo_cli.compose.diagnose import diagnose
+from ippo_cli.compose.exits import MAX_LINES, block, guarded
+from ippo_cli.compose.load import compose_node
+from ippo_cli.config.errors import ConfigError, RewardError
+
+
+def blamed(overrides: Sequence[str]) -> str:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
+        compose_node(overrides)
+    return str(diagnose(overrides, raised.value))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["gae_lambda=0.9"], "gae_lambda=0.9 is no key; did you mean algorithm.gae_lambda?"),
+        (
+            ["seed=1", "critic=value_head", "critic.ppo_epochs=2"],
+            "critic.ppo_epochs=2 is no key of critic=value_head; use critic=separate",
+        ),
+        (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is no key of actor=full; use actor=tiny"),
+        (["config=mine"], "config=mine is no key; docs/config.md lists all keys"),
+        (["reward.foo=2"], "reward.foo=2 is no key; docs/config.md lists all keys"),
+        (["rolout=hf"], "rolout=hf is no key; did you mean rollout"),
+        (["deepspeed=zero4"], "deepspeed=zero4 is an unknown option; closest: zero"),
+        (
+            ["actor_rollout_ref.rollout.n=4"],
+            "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations",
+        ),
+        (["seed"], "'seed' is an unexpected argument; write key=value"),
+        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
+        (
+            ["task.agents.bob.template=x"],
+            "task.agents.bob.template=x names no agent; there are low high; +task.agents.bob.template= adds one",
+        ),
+        (
+            ["+task.agents.my-agent.template=x"],
+            "+task.agents.my-agent.template=x names an agent 'my-agent'; use letters",
+        ),
+        (["task.agents.hihg.template=x"], "task.agents.hihg.template=x names no agent (closest: high)"),
+        (["task.agents.low=null"], "task.agents.low=null does not remove the agent; use ~task.agents.low"),
+        (
+            ["task.agents={one:{},two:{}}"],
+            "task.agents={one:{},two:{}} names agents at once, and they are added and removed one by one; use "
+            "+task.agents.NAME.template=TEXT to add one, and ~task.agents.low ~task.agents.high to remove",
+        ),
+        (["seed=1,2"], "seed=1,2 has several values; add -m to train once with each of them"),
+        (["task.agent.low.template=x"], "task.agent.low.template=x is no key; did you mean task.agents.low.template?"),
+        (["task.agents.low.actr.learning_rate=1"], "task.agents.low.actr.learning_rate=1 is no key; did you mean task"),
+        (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
+        (
+            ["rollout.zero3_gather=laier"],
+            "rollout.zero3_gather=laier is not known; use one of all layer",
+        ),
+        (["deepspeed.stage=two"], "deepspeed.stage=two must be a whole number; "),
+        (["rollout.top_k=1.5"], "rollout.top_k=1.5 must be a whole number; "),
+        (["seed=[1"], "seed=[1 "),
+        (["seed='range(1,4'"], "seed='range(1,4' opens a bracket and does not close it; use 'seed=range(1,4)'"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_the_override_to_blame_is_named_with_what_would_work(overrides: list[str], said: str) -> None:
+    message = blamed(overrides)
+    assert message.startswith(said)
+    assert "; " in message
+    assert not message.endswith(("; ", "None"))
+
+
+def test_a_value_is_judged_by_the_groups_that_were_chosen_after_it() -> None:
+    assert blamed(["critic.ppo_epochs=2", "critic=value_head"]).startswith("critic.ppo_epochs=2 is no key")
+
+
+def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
+    assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is no key; did you mean actor.learning_rate")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ippo-train resume=outputs/default/20261122-042023-6e290b",
+        "ippo-train -m resume=multirun/2026-11-22",
+        "python -c 'import gymnasium; gymnasium.pprint_registry()'",
+    ],
+)
+def test_a_command_to_be_copied_stays_on_one_line(command: str) -> None:
+    for before in range(40, 120, 7):
+        lines = block(f"{'x ' * (before // 2)}; go on with: {command}; or not").splitlines()
+        assert any(command in line for line in lines)
+        assert max(map(len, lines)) <= 110
+
+
+def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
+    text = block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert all(c.isprintable() for line in text.splitlines() for c in line)
+    assert text.startswith(r"bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("a=1", "is odd", "use 2"), 2),
+        (RewardError("no reward"), 12),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(3), 3),
+        (SystemExit(None), 0),
+        (RuntimeError("ours"), 1),
+    ],
+)
+def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise error
+
+    assert guarded(command, []) == code
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == (code == 1)
+    assert code not in (2, 12) or said == f"ippo: {error}\n"
+
+
+LEAVING = """
+import atexit, sys
+from ippo_cli.compose.exits import leave
+from ippo_cli.engine import distributed
+class Loud:
+    def __del__(self):
+        print("the interpreter shuts down", flush=True)
+kept = Loud()
+atexit.register(print, "handlers run")
+if {ran}:
+    distributed.init(device="cpu", timeout_s=60)
+    distributed.shutdown()
+leave(3)
+"""
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_after_a_process_group_the_interpreter_is_not_taken_apart(ran: bool) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVING.format(ran=ran)], capture_output=True, text=True)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout.splitlines() == ["handlers run"] + ([] if ran else ["the interpreter shuts down"])

@@ -1,0 +1,439 @@
+"""Composition, per-agent values, types and the round trip through a run's config.yaml."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import ippo_cli
+from ippo_cli.compose.load import (
+    KINDS,
+    PER_AGENT,
+    PLAIN,
+    compose_node,
+    config_dir,
+    from_yaml,
+    leaves,
+    load_config,
+    resolve,
+    shown,
+    to_yaml,
+    typed,
+)
+from ippo_cli.config import schema
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
+
+SOURCE = Path(ippo_cli.__file__).parent
+GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS or field.name in PLAIN]
+FILES = sorted(config_dir().glob("*/*.yaml"))
+CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
+EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
+CLASSES = [cls for cls in vars(schema).values() if is_dataclass(cls)]
+
+Make = Callable[..., Any]
+
+
+def leaf_types(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and types of a class's leaves; agents are left out."""
+    for name, kind in get_type_hints(cls).items():
+        if is_dataclass(kind):
+            yield from leaf_types(kind, f"{prefix}{name}.")
+        elif name != "agents":
+            yield prefix + name, kind
+
+
+def schema_of(file: Path) -> type[Any]:
+    """The schema that a YAML file names first, so that unknown keys fail; or the one of the preset it starts from."""
+    first = str(OmegaConf.load(file).defaults[0]).partition("@")[0]
+    if not first.startswith("/schema/"):
+        above = config_dir() if first.startswith("/") else file.parent
+        return schema_of(above / f"{first.removeprefix('/')}.yaml")
+    return schema.SCHEMAS[first.removeprefix("/schema/")]
+
+
+def every_leaf() -> Iterator[tuple[str, str, Any]]:
+    """Choice of group, dotted name and type of every leaf that a composition can have."""
+    yield from (("", name, kind) for name, kind in leaf_types(schema.RunConfig))
+    for choice in CHOICES:
+        group, _, option = choice.partition("=")
+        cls = schema_of(config_dir() / group / f"{option}.yaml")
+        yield from ((choice, f"{group}.{name}", kind) for name, kind in leaf_types(cls))
+
+
+LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, kind in every_leaf()}.values()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str, config: Make) -> None:
+    made = config([choice, "mode=plan"])  # what is planned for need not be here
+    check(made, world_size=1)
+    group, _, option = choice.partition("=")
+    assert getattr(getattr(made, group), "kind", option) is not None
+
+
+@pytest.mark.parametrize("choice", EXPERIMENTS)
+def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
+    values = resolve(compose_node([choice]))
+    if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # it is for the user's folder
+        values = resolve(compose_node([choice, "actor.model=folder"]))
+    check(typed(values), world_size=1)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ("algorithm=ppo", "critic=separate", "critic.learning_rate=2e-5"),
+        ("algorithm=ppo", "critic=value_head", "critic.learning_rate=1e-4"),
+        ("algorithm=ppo", "task=arithmetic_pair"),
+        ("algorithm=ippo", "task=arithmetic_pair", "algorithm.mini_batch_size=null"),
+        ("algorithm=rloo", "algorithm.mini_batch_size=null"),
+    ],
+)
+def test_the_arithmetic_of_a_small_model_can_be_done_in_other_ways(choices: tuple[str, ...]) -> None:
+    made = load_config(["+experiment=smollm2_arithmetic", "actor.model=folder", *choices])
+    check(made, world_size=1)
+    assert made.actor.learning_rate == 2e-5
+    assert made.rollout.buffer_size == 64
+    assert len(made.task.agents) == (2 if "task=arithmetic_pair" in choices else 1)
+
+
+def test_a_published_recipe_does_what_was_published() -> None:
+    made = load_config(["+experiment=gsm8k_qwen2.5_0.5b"])
+    assert made.rollout.buffer_size // (made.algorithm.mini_batch_size or 0) == 4
+    assert (made.algorithm.gamma, made.algorithm.gae_lambda, made.algorithm.ppo_epochs) == (1.0, 1.0, 1)
+    assert made.num_iterations == 15 * (7473 // made.rollout.buffer_size)
+
+
+def test_the_published_recipe_with_adapters_takes_one_step_of_64_groups_of_five() -> None:
+    made = load_config(["+experiment=gsm8k_qwen2.5_0.5b_lora"])
+    rollout, actor = made.rollout, made.actor
+    assert rollout.buffer_size == made.algorithm.mini_batch_size == 64 * rollout.num_generations == 320
+    assert made.num_iterations == 7473 // 64
+    assert isinstance(actor, schema.LoraActorConfig)
+    assert (actor.rank, actor.alpha, actor.learning_rate) == (32, 32.0, 3e-5)
+
+
+def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:
+    found = {choice.split("=")[0] for choice in CHOICES}
+    there = {field.name for field in fields(schema.Config)} - {field.name for field in fields(schema.RunConfig)}
+    assert found == there == {*KINDS, *PLAIN}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
+    file = config_dir() / (choice.replace("=", "/") + ".yaml")
+    loaded = OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(loaded, dict)
+    given = {name for name, _ in leaves(loaded) if not name.startswith(("agents.", "task.agents.", "defaults"))}
+    known = {name for name, _ in leaf_types(schema_of(file))}
+    if "@package _global_" in file.read_text():  # it sets values of other groups as well
+        known = {f"{file.parent.name}.{name}" for name in known} | {name for _, name, _ in LEAVES}
+    assert given <= known
+
+
+def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:
+    known = {name.partition(".")[2] for _, name, _ in LEAVES}
+    for file in config_dir().glob("base/*.yaml"):
+        given = {name for name, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))}
+        of_groups = {name for _, name, _ in LEAVES} if "@package _global_" in file.read_text() else set()
+        assert given - {"defaults", "agents"} <= known | of_groups, file
+
+
+def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml() -> None:
+    import dataclasses
+
+    for cls in CLASSES:
+        for field in fields(cls):
+            of_an_agent = issubclass(cls, schema.PromptConfig) and field.name in (
+                "turn_template",
+                "system",
+                "answer",
+                "warm_start_answer",
+                "frozen",
+            )
+            assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
+            free = field.default_factory is dataclasses.MISSING
+            assert free or (cls is schema.AgentConfig and field.name in PER_AGENT)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seeed=1"],
+        ["algorithm.gama=1"],
+        ["task.agents.low.tempalte=x"],
+        ["task.agents.bob.actor.learning_rate=1"],
+        ["task.agents.low.actor.lr=1"],
+        ["critic=value_head", "critic.ppo_epochs=2"],
+    ],
+)
+def test_an_unknown_key_is_refused(overrides: list[str]) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)):
+        compose_node(overrides)
+
+
+def wrong_for(kind: Any) -> Any:
+    """A value that this type cannot hold."""
+    if get_origin(kind) is list:
+        return "no list"
+    if get_origin(kind) is dict:
+        return "no mapping"
+    kinds = set(get_args(kind) or (kind,)) - {type(None)}
+    if any(isinstance(part, type) and issubclass(part, enum.Enum) for part in kinds):
+        return "no member of any enumeration"
+    if str in kinds:
+        return ["a", "list"]
+    return {"a": "mapping"} if kind not in (int, float, bool) else "no number"
+
+
+TYPED = [leaf for leaf in LEAVES if leaf[2] is not Any]  # what those may hold is for the checks to say
+
+
+@pytest.mark.parametrize(("choice", "name", "kind"), TYPED, ids=lambda value: str(value) if "." in str(value) else "")
+def test_a_value_of_the_wrong_type_is_refused_with_its_full_name(
+    choice: str, name: str, kind: Any, plain: Make
+) -> None:
+    values = plain([choice] if choice else [], **{name: wrong_for(kind)})
+    with pytest.raises(ConfigError) as raised:
+        typed(values)
+    setting, rule, remedy = split(raised.value)
+    assert setting.split("=")[0].split("[")[0] in (name, *agents_names(values, name))
+    assert rule
+    assert remedy
+
+
+def agents_names(values: dict[str, Any], name: str) -> list[str]:
+    return [f"task.agents.{agent}.{name}" for agent in values["task"]["agents"]]
+
+
+def split(error: ConfigError) -> tuple[str, str, str]:
+    """`key=value`, the rule, and what would work."""
+    said, _, remedy = str(error).partition("; ")
+    setting, _, rule = said.partition(" ")
+    return setting, rule, remedy
+
+
+def test_an_integer_is_never_cut_from_a_fraction(plain: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^rollout\.top_k=1\.5 .*; "):
+        typed(plain(**{"rollout.top_k": 1.5}))
+
+
+def test_a_missing_value_and_an_unknown_one_in_a_saved_configuration_are_told_apart(plain: Make) -> None:
+    values = plain()
+    del values["algorithm"]["gamma"]
+    with pytest.raises(ConfigError, match=r"^algorithm\.gamma .*; "):
+        typed(values)
+    values = plain()
+    values["algorithm"]["gama"] = 1.0
+    with pytest.raises(ConfigError, match=r"^algorithm\.gama.*; "):
+        typed(values)
+
+
+@pytest.mark.parametrize("gone", ["team", "task", "seed"])
+def test_a_saved_configuration_without_a_whole_group_is_refused(gone: str, plain: Make) -> None:
+    values = plain()
+    del values[gone]
+    with pytest.raises(ConfigError, match=rf"^{gone}\b.*; "):
+        typed(values)
+
+
+def test_one_agents_value_changes_that_agent_alone() -> None:
+    made = load_config(["task.agents.high.actor.learning_rate=1e-5", "task.agents.low.critic.ppo_epochs=3"])
+    low, high = made.task.agents["low"], made.task.agents["high"]
+    assert (low.actor.learning_rate, high.actor.learning_rate) == (3.5e-4, 1e-5)
+    assert made.actor.learning_rate == 3.5e-4
+    assert (low.critic.ppo_epochs, high.critic.ppo_epochs) == (3, None)
+
+
+def test_a_groups_value_changes_every_agent_that_has_none_of_its_own() -> None:
+    made = load_config(["actor.learning_rate=1e-3", "task.agents.low.actor.learning_rate=1e-5"])
+    assert [agent.actor.learning_rate for agent in made.task.agents.values()] == [1e-5, 1e-3]
+    assert made.task.agents["high"].actor == made.actor
+    assert made.task.agents["high"].critic == made.critic
+
+
+def test_one_agents_value_may_be_null() -> None:
+    made = load_config(["critic.mini_batch_size=64", "task.agents.low.critic.mini_batch_size=null"])
+    assert [agent.critic.mini_batch_size for agent in made.task.agents.values()] == [None, 64]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["critic=value_head", "task.agents.low.critic.max_grad_norm=1"], "task.agents.low.critic.max_grad_norm=1.0"),
+        (
+            ["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
+            "task.agents.high.actor.hidden_size=64",
+        ),
+        (
+            ["task.agents.low.actor.kind=full", "task.agents.low.actor.hidden_size=8"],
+            "task.agents.low.actor.hidden_size=8",
+        ),
+    ],
+)
+def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(overrides)
+    assert split(raised.value)[0] == setting
+    assert split(raised.value)[2]
+
+
+def test_one_agents_sampling_steps_and_weights_stand_over_the_runs() -> None:
+    typed_now = [
+        "rollout.temperature=0.7",
+        "task.agents.low.rollout.temperature=0.5",
+        "task.agents.low.rollout.top_k=4",
+    ]
+    made = load_config(
+        [
+            *typed_now,
+            *("algorithm=ppo", "algorithm.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=5"),
+            *("reward.team_weight=0.25", "task.agents.high.reward.agent_weight=2"),
+        ]
+    )
+    low, high = made.task.agents.values()
+    assert (low.rollout.temperature, low.rollout.top_k, low.rollout.max_new_tokens) == (0.5, 4, 8)
+    assert (high.rollout.temperature, high.rollout.top_k, high.rollout.max_new_tokens) == (0.7, 0, 8)
+    assert (low.algorithm.ppo_epochs, high.algorithm.ppo_epochs) == (2, 5)
+    assert (low.reward.team_weight, low.reward.agent_weight, low.reward.turn_weight) == (0.25, 0.0, 1.0)
+    assert (high.reward.team_weight, high.reward.agent_weight, high.reward.turn_weight) == (0.25, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9", "task.agents.low.reward.scale=2"],
+    ids=["rollout", "algorithm", "reward"],
+)
+def test_what_is_one_for_all_agents_is_no_key_of_one(key: str) -> None:
+    with pytest.raises(HydraException):
+        load_config([key])
+
+
+def test_an_agent_of_another_kind_starts_from_that_kinds_option() -> None:
+    made = load_config(
+        [
+            "actor.hidden_size=32",
+            "actor.learning_rate=0.5",
+            "critic.learning_rate=0.25",
+            "critic.weight_decay=0.125",
+            "task.agents.low.actor.kind=full",
+            "task.agents.low.actor.model=x",
+            "task.agents.low.actor.adam_beta1=0.5",
+            "task.agents.high.critic.kind=value_head",
+        ]
+    )
+    full = load_config(["actor=full", "actor.model=x", "actor.adam_beta1=0.5"])
+    low, high = made.task.agents.values()
+    assert low.actor == full.actor
+    assert low.critic == full.critic, "its number format and rate included"
+    assert (high.actor.learning_rate, high.actor.hidden_size) == (0.5, 32)
+    assert high.critic == load_config(["critic=value_head"]).critic
+
+
+def test_a_model_made_beside_a_pretrained_one_starts_as_it_does_in_that_world() -> None:
+    world = ["task=gymnasium", "task.env_id=FrozenLake-v1", "reward=environment"]
+    alone = load_config([*world, "actor=tiny"])
+    beside = load_config([*world, "actor=full", "actor.model=x", "task.agents.player.actor.kind=tiny"])
+    assert beside.task.agents["player"].actor == alone.actor
+    assert alone.actor.alphabet is schema.Alphabet.printable  # type: ignore[attr-defined]
+
+
+def test_a_critic_has_the_number_format_of_its_own_agents_actor() -> None:
+    agents = load_config(["actor.dtype=bf16", "task.agents.low.actor.dtype=fp32"]).task.agents
+    assert [agent.critic.dtype.value for agent in agents.values()] == ["fp32", "bf16"]
+
+
+def test_an_agent_needs_a_template_alone() -> None:
+    made = load_config(["++task.agents={bob:{template:x}}"]).task.agents["bob"]
+    assert (made.template, made.system, made.answer) == ("x", None, None)
+    with pytest.raises(ConfigError, match=r"^task\.agents\.bob\.template is missing; "):
+        load_config(["++task.agents={bob:{answer:x}}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("critic.kind=none", "use critic=none"),
+        ("actor.kind=full", "use actor=full"),
+        ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair code_pair"),
+    ],
+)
+def test_a_kind_without_its_option_is_answered_with_the_option(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config([override])
+    assert split(raised.value)[0] == override
+    assert said in split(raised.value)[2]
+
+
+@pytest.mark.parametrize("choices", [(), ("task=jsonl", "actor=full", "critic=value_head", "reward=function")])
+def test_what_a_run_writes_down_is_what_it_reads_again(choices: tuple[str, ...], plain: Make, tmp_path: Path) -> None:
+    changes = {"name": "été_1", "rollout.stop_strings": ["\n\n", "${x}", "\\${y}", "null", "1", "a: b", ""]}
+    values = plain(choices, **changes)
+    values["task"]["agents"] = {
+        name: agent | {"template": "${oc.env:HOME} {prompt}\n"} for name, agent in values["task"]["agents"].items()
+    }
+    (tmp_path / "config.yaml").write_text(to_yaml(values))
+    made = from_yaml(tmp_path / "config.yaml")
+    assert made == typed(values)
+    assert made.name == "été_1"
+    assert made.rollout.stop_strings == changes["rollout.stop_strings"]
+    assert {agent.template for agent in made.task.agents.values()} == {"${oc.env:HOME} {prompt}\n"}
+
+
+def test_a_saved_configuration_is_data_and_reads_no_environment(
+    plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "told")
+    (tmp_path / "config.yaml").write_text(to_yaml(plain()).replace("name: default", "name: ${oc.env:SECRET}"))
+    assert from_yaml(tmp_path / "config.yaml").name == "${oc.env:SECRET}"
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "just words", "a: [1", "seed: 1", "task: 3\nactor: 4"])
+def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        from_yaml(tmp_path / "config.yaml")
+
+
+def test_what_is_shown_has_no_leaf_that_no_agent_overrides() -> None:
+    text = shown(compose_node(["task.agents.low.actor.learning_rate=1e-5"]), resolve=True)
+    assert "???" not in text
+    assert OmegaConf.create(text).task.agents.low.actor == {"learning_rate": 1e-5}
+    assert "critic" not in OmegaConf.create(text).task.agents.low
+
+
+def test_an_escaped_interpolation_stays_text_through_composition() -> None:
+    assert load_config([r"rollout.stop_strings=['\${x}']"]).rollout.stop_strings == ["${x}"]
+
+
+def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
+    values = resolve(compose_node([]))
+    for group in GROUPS:
+        cls = PLAIN.get(group) or KINDS[group][values[group]["kind"]]
+        assert {name for name, _ in leaf_types(cls)} == {
+            name for name, _ in leaves(values[group]) if not name.startswith("agents")
+        }
+
+
+def test_every_leaf_has_a_comment_that_says_what_it_means() -> None:
+    nested = {cls.__name__ for cls in CLASSES}
+    seen: set[str] = set()
+    for file in (SOURCE / "config" / "schema").glob("*.py"):
+        lines = file.read_text().splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            for field in node.body if isinstance(node, ast.ClassDef) and node.name in nested else ():
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    told = ast.unparse(field.annotation) in nested or "  # " in lines[field.end_lineno - 1]  # type: ignore[operator]
+                    assert told, f"{node.name}.{field.target.id}"
+                    seen.add(node.name)
+    assert seen == {cls.__name__ for cls in CLASSES if vars(cls).get("__annotations__")}

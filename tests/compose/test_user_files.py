@@ -1,0 +1,166 @@
+"""What is wrong with a file of one's own is told with file, line, key and what would work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.load import compose_node, config_dir, resolve, typed
+from ippo_cli.compose.user_files import check_own_files, written_at
+from ippo_cli.config.errors import ConfigError
+
+TASK = """\
+defaults:
+  - /schema/task_jsonl@_here_
+  - /base/jsonl@_here_
+  - _self_
+"""
+AGENT = "agents:\n  solo:\n    template: "
+GLOBAL = "# @package _global_\ndefaults:\n  - override /task: sorting_solo\n"
+
+
+def refused(group: str, text: str, folder: Path) -> str:
+    (folder / group).mkdir()
+    (folder / group / "mine.yaml").write_text(text)
+    plus = "+" if group == "experiment" else ""
+    with pytest.raises(ConfigError) as raised:
+        check_own_files(arguments([f"--config-dir={folder}", f"{plus}{group}=mine"]))
+    message = str(raised.value)
+    assert message.startswith(f"{folder}/{group}/mine.yaml")
+    assert len(message) < 1000
+    return message.removeprefix(f"{folder}/{group}/mine.yaml, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TASK + "agents:\n  solo: {templte: x}\n", "line 6: agents.solo.templte is no key of an agent (closest: t"),
+        (TASK + "agent:\n  solo: {}\n", "line 5: agent is no key of task= (closest: agents)"),
+        (TASK + "eval_sise: 3\n" + AGENT + "x\n", "line 5: eval_sise is no key of task= (closest: eval"),
+        (
+            TASK + AGENT + "{q}\n",
+            'line 7: agents.solo.template: {q} is a mapping, and must be text; put quotes around it: template: "{q}"',
+        ),
+        (TASK + AGENT + "{q} is it?\n", "line 7: template: {q} is it? is no YAML"),
+        (TASK + AGENT + "Q: {q}\n", "line 7: template: Q: {q} is no YAML"),
+        (TASK + "agents:\n  - solo\n", "line 5: agents is a list, and must be named agents; write"),
+        (TASK + "agents:\n  solo: hello\n", "line 6: agents.solo is 'hello', and must be an agent"),
+        (TASK + "agents:\n  solo: {answer: x}\n", "line 6: agents.solo.template is missing; give the prompt"),
+        (TASK + "agents: {}\n", "line 5: agents names nobody"),
+        (TASK, "line 1: agents are missing"),
+        (TASK + "eval_size: many\n" + AGENT + "x\n", "line 5: eval_size is 'many'; it must be a whole number"),
+        (TASK + AGENT + "x\n    actor: {lerning_rate: 1}\n", "line 8: agents.solo.actor.lerning_rate is"),
+        (TASK + AGENT + "x\n    actor: {learning_rate: abc}\n", "line 8: agents.solo.actor.learning_rate is 'abc'"),
+        (AGENT + "x\n", "line 1: defaults name no schema"),
+        (
+            TASK.replace("_jsonl", "_jsnol"),
+            "line 2: /schema/task_jsnol@_here_ names nothing that is there (closest: task_jsonl)",
+        ),
+        (TASK.replace("/base/jsonl", "/base/jsn"), "line 3: /base/jsn@_here_ names nothing that is there"),
+        ("defaults: sorting\n", "line 1: defaults is no list"),
+        (TASK + "agents:\n\tsolo: {}\n", "line 6: solo: {} begins with a tab; indent with spaces"),
+        (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size stands twice; first in line 5"),
+        (TASK + 'agents:\n  solo: {template: "x"\n', "its end is no YAML"),
+        ("- a\n", "line 1: - a is no mapping"),
+        ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is no key of task= (closest: length)"),
+    ],
+    ids=lambda value: value[:40] if value.startswith("line") else "",
+)
+def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refused("task", text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "said"),
+    [
+        ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is no key of"),
+        ("algorithm", "defaults:\n  - ppo\n  - _self_\nkl: {reward: {target: abc}}\n", "line 4: kl.reward.target is"),
+        ("algorithm", "defaults:\n  - pppo\n  - _self_\n", "line 2: pppo names nothing that is there (closest: ppo)"),
+        (
+            "reward",
+            "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
+            "line 4: kind is 'functoin'; it must be one of code code_pair",
+        ),
+        ("experiment", GLOBAL + "sede: 4\n", "line 4: sede is no key of a run (closest: seed)"),
+        ("experiment", GLOBAL + "rollout: {bufer_size: 4}\n", "line 4: rollout.bufer_size is no key of rollout="),
+        ("experiment", GLOBAL + "  - override /critic: value_hed\n", "line 4: override /critic: value_hed names"),
+    ],
+    ids=lambda value: value[:40] if value.startswith("line") else "",
+)
+def test_a_mistake_in_a_file_of_another_group(group: str, text: str, said: str, tmp_path: Path) -> None:
+    assert said in refused(group, text, tmp_path)
+
+
+def test_what_is_no_text_and_what_is_empty_is_told(tmp_path: Path) -> None:
+    assert "is empty; ippo-train --new-task FILE" in refused("task", "# nothing\n", tmp_path)
+    (tmp_path / "task" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"cannot be read .*UTF-8"):
+        check_own_files(arguments([f"--config-dir={tmp_path}", "task=mine"]))
+
+
+def test_a_file_with_the_name_of_an_option_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    assert "has the name of task=jsonl, which would be used instead" in refused_as("jsonl", tmp_path)
+
+
+def refused_as(name: str, folder: Path) -> str:
+    (folder / f"{name}.yaml").write_text(TASK + AGENT + "x\n")
+    with pytest.raises(ConfigError) as raised:
+        check_own_files(arguments([f"task={folder}/{name}.yaml"]))
+    return str(raised.value)
+
+
+def test_a_mistake_in_a_file_that_another_starts_from_is_found(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "first.yaml").write_text(TASK + "agents:\n  solo: {templte: x}\n")
+    (tmp_path / "task" / "second.yaml").write_text("defaults:\n  - first\n  - _self_\neval_size: 3\n")
+    with pytest.raises(ConfigError, match=r"first\.yaml, line 6: agents\.solo\.templte"):
+        check_own_files(arguments([f"task={tmp_path}/task/second.yaml"]))
+
+
+def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> None:
+    names = []
+    for file in sorted(config_dir().glob("*/*.yaml")):
+        if file.parent.name not in ("base", "schema"):
+            (tmp_path / file.parent.name).mkdir(exist_ok=True)
+            (tmp_path / file.parent.name / f"my_{file.name}").write_text(file.read_text())
+            names.append(f"{file.parent.name}=my_{file.stem}")
+    check_own_files(arguments([f"--config-dir={tmp_path}", *names]))
+    assert len(names) > 20
+
+
+def test_a_file_that_starts_from_a_world_is_read_against_the_worlds_schema(tmp_path: Path) -> None:
+    start = "defaults: [/base/gymnasium, _self_]\nagents: {me: {template: '{observation}>'}}\n"
+    (tmp_path / "mine.yaml").write_text(start + "env_id: FrozenLake-v1\n")
+    check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+    (tmp_path / "mine.yaml").write_text(start + "env: FrozenLake-v1\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 3: env is no key of task= \(closest: env_id\)"):
+        check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+
+
+def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        TASK + "eval_size: 1_0\ntrain: [a.jsonl, b.jsonl]\n" + AGENT + '"{q}: ${seed}"\n'
+    )
+    overrides = arguments([f"task={tmp_path}/mine.yaml", "seed=5"])
+    check_own_files(overrides)
+    made = typed(resolve(compose_node(overrides))).task
+    assert (made.agents["solo"].template, made.agents["solo"].system, made.agents["solo"].answer) == (
+        "{q}: 5",
+        None,
+        None,
+    )
+    assert made.train == ["a.jsonl", "b.jsonl"]  # type: ignore[attr-defined]
+
+
+def test_where_a_value_is_written_is_known_unless_it_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(TASK + "eval_size: -1\n" + AGENT + "x\n")
+    overrides = arguments([f"task={tmp_path}/mine.yaml"])
+    shown = os.path.relpath(tmp_path / "mine.yaml") if tmp_path.is_relative_to(Path.cwd()) else tmp_path / "mine.yaml"
+    assert written_at("task.eval_size", overrides) == f"{shown}, line 5"
+    assert written_at("task.agents.solo.template", overrides) == f"{shown}, line 8"
+    assert written_at("task.eval_size", [*overrides, "task.eval_size=-1"]) is None
+    assert written_at("task.train", overrides) is None
+    assert written_at("seed", overrides) is None

@@ -1,0 +1,206 @@
+"""Settings that are likely wrong: each rule speaks where it should, and is silent where nothing is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ippo_cli.compose.load import config_dir
+from ippo_cli.config.batch_sizes import arithmetic
+from ippo_cli.config.config_warnings import RULES, Settings, unusual_settings
+from ippo_cli.config.schema import Config
+from ippo_cli.config.text import text_width
+
+REAL = ("task=jsonl", "actor=full")
+USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buffer_size": 128}
+
+
+def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
+    return unusual_settings(Settings(config=config, plan=arithmetic(config, 1, rows), train_rows=rows, **observed))
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "more", "words"),
+    [
+        ("actor_learning_rate", {"actor.learning_rate": 1e-3}, {}, "actor.learning_rate is 0.001, 100 times"),
+        ("critic_learning_rate", {"critic.learning_rate": 1e-3}, {}, "critic.learning_rate is 0.001, 100 times"),
+        ("few_prompts", {"num_iterations": 20}, {"rows": 127}, "samples 128 prompts and the training data has 127"),
+        ("passes", {}, {"rows": 200}, "num_iterations=400 is 256 epochs of the 200 training examples"),
+        (
+            "passes",
+            {"num_iterations": 5, "actor.warmup_iterations": 0},
+            {},
+            "num_iterations=5 covers 8.6% of the 7473 training examples",
+        ),
+        ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
+        ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),
+        ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholders as answers (my.py:3: KeyError: 'x')"),
+        (
+            "constant_prompts",
+            {"task.agents.solo.template": "my.prompts:solver"},
+            {},
+            "template='my.prompts:solver' names no field of rows",
+        ),
+        (
+            "constant_prompts",
+            {"task.agents.solo.template": "Fix main.py:run now {{}}"},
+            {},
+            "every row has the same prompt",
+        ),
+        ("constant_prompts", {"task.agents.solo.template": "jinja:Hi"}, {}, "every row has the same prompt"),
+        ("constant_prompts", {"task.agents.solo.answer": "42"}, {}, "every row has the same reference"),
+        ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
+    ],
+)
+def test_a_rule_speaks_where_it_should_and_no_other_does(
+    rule: str, changes: dict[str, Any], more: dict[str, Any], words: str, config: Callable[..., Config]
+) -> None:
+    found = told(
+        config(REAL, **USUAL, **changes) if not changes.keys() & USUAL else config(REAL, **USUAL | changes), **more
+    )
+    assert list(found) == [rule]
+    assert words in found[rule]
+    assert text_width(f"warning: {found[rule]}") <= 160
+
+
+def test_a_merged_adapter_that_is_loaded_in_bf16_is_warned_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    beside = tmp_path / "adapter"
+    beside.mkdir()
+    given = {**USUAL, "actor.model": str(tmp_path), "critic.dtype": "fp32"}
+    assert not told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    (beside / "adapter_config.json").write_text("{}")
+    found = told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    assert list(found) == ["rounded_merge"]
+    assert "use actor.dtype=fp32" in found["rounded_merge"]
+    assert not told(config(REAL, **given, **{"actor.dtype": "fp32"}))
+    warm = {**USUAL, "critic.warm_start": str(tmp_path), "critic.dtype": "bf16", "actor.dtype": "fp32"}
+    assert "critic.warm_start has an adapter merged" in told(config(REAL, **warm))["rounded_merge"]
+
+
+def test_rows_that_are_trained_on_and_held_out_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    for file in (one, other):
+        file.write_text('{"prompt": "a"}\n')
+
+    def about(train: Any, held_out: Any, **more: Any) -> dict[str, str]:
+        return told(config(REAL, **USUAL, **{"task.train": train, "task.eval": held_out, **more}))
+
+    assert about(str(one), str(other)) == {}
+    assert about("owner/name", "owner/name") == {}  # splits of it
+    assert list(about(str(one), str(one))) == list(about([str(one), str(other)], [str(other)])) == ["same_rows"]
+    assert list(about("rows.py:all_rows", "rows.py:all_rows")) == ["same_rows"]
+    assert about(str(one), None, **{"task.eval_share": 0.1}) == {}
+
+
+def test_parts_of_a_file_that_is_read_whole_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+    file, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    for written in (file, other):
+        written.write_text('{"prompt": "a"}\n')
+    files = {"task.train": str(file), "task.eval": str(other)}
+    found = told(config(REAL, **USUAL, **files, **{"task.eval_split": "test[:10]"}))
+    assert list(found) == ["unread_split"]
+    assert f"of {other} all rows are used" in found["unread_split"]
+    named = {"task.train": "owner/name", "task.eval": "owner/name"}
+    assert told(config(REAL, **USUAL, **named, **{"task.train_split": "test[:10]"})) == {}
+    assert told(config(REAL, **USUAL, **files)) == {}
+
+
+def test_programs_that_run_without_a_sandbox_are_spoken_of(config: Callable[..., Config]) -> None:
+    for kind, rules in (("unsafe_local", ["unsafe_sandbox"]), ("bwrap", [])):
+        found = told(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
+        assert list(found) == rules
+
+
+def test_one_policy_that_cannot_know_who_is_asked_is_spoken_of(config: Callable[..., Config]) -> None:
+    same = {"task.agents.low.template": "{letters}", "task.agents.high.template": "{letters}"}
+    assert told(config(("team=shared_policy",), **same), rows=1024) == {
+        "equal_prompts": "low and high are one policy and have the same prompt for different answers; "
+        "say in their templates who is asked"
+    }
+    assert told(config(("team=shared_policy",)), rows=1024) == {}
+    assert told(config((), **same), rows=1024) == {}
+
+
+def test_characters_that_one_agent_may_write_and_another_cannot_read_are_spoken_of(
+    config: Callable[..., Config],
+) -> None:
+    mixed = ("task=relay", "task.agents.first.actor.kind=full", "task.agents.first.actor.model=x")
+    rate = ("task.agents.first.actor.learning_rate=1e-6", "task.agents.first.critic.learning_rate=1e-5")
+    assert told(config((*mixed, *rate)), rows=1024) == {
+        "unknown_characters": "second reads characters of known answers alone (actor.alphabet=auto), and all else that "
+        "first may write as <unk>; use task.agents.second.actor.alphabet=printable"
+    }
+    assert told(config((*mixed, *rate, "task.agents.second.actor.alphabet=printable")), rows=1024) == {}
+    assert told(config((*mixed, *rate, "task.protocol=parallel", "task.agents.second.template=x")), rows=1024) == {}
+
+
+def test_every_rule_is_seen_to_speak() -> None:
+    mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
+    assert {case[0] for case in mark.args[1]} | {
+        "equal_prompts",
+        "rounded_merge",
+        "unknown_characters",
+        "unsafe_sandbox",
+        "same_rows",
+        "unread_split",
+        "magnitudes",
+        "sizes",
+    } == set(RULES)
+
+
+def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:
+    assert told(config(REAL, **USUAL)) == {}
+    assert told(config(REAL, **USUAL | {"num_iterations": None, "num_epochs": 60.0})) == {}, (
+        "passes that were asked for"
+    )
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [(), *[(f"+experiment={path.stem}",) for path in sorted((config_dir() / "experiment").glob("*.yaml"))]],
+)
+def test_nothing_embedded_is_unusual(experiment: tuple[str, ...], config: Callable[..., Config]) -> None:
+    made = config(experiment)
+    sizes = {"probe_grid": 56, "openai/gsm8k": 7473}
+    source = getattr(made.task, "train", made.task.kind.value)
+    assert told(made, rows=sizes.get(source, 1024)) == {}
+
+
+def test_one_agents_own_rate_is_told_with_its_name(config: Callable[..., Config]) -> None:
+    made = config(("actor=full",), **USUAL)
+    made.task.agents["high"].actor.learning_rate = 1e-3
+    assert told(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"actor.learning_rate": 0.5}, "actor.learning_rate=0.5; usual values are at most 0.03"),
+        ({"actor.learning_rate": 1e-12}, "actor.learning_rate=1e-12; usual values are at least 1e-09"),
+        ({"rollout.temperature": 100.0}, "rollout.temperature=100; usual values are at most 5"),
+        ({"rollout.temperature": 0.001}, "rollout.temperature=0.001; usual values are at least 0.05"),
+        ({"algorithm.entropy_coef": -50.0}, "algorithm.entropy_coef=-50; usual values are at most 1"),
+        ({"algorithm.kl.loss.coef": 1000.0}, "algorithm.kl.loss.coef=1000; usual values are at most 10"),
+        ({"actor.weight_decay": 100.0}, "actor.weight_decay=100; usual values are at most 1"),
+        ({"actor.max_grad_norm": 0.0}, None),
+        ({"actor.learning_rate": 0.0}, None),
+    ],
+)
+def test_numbers_far_from_usual_ones(changes: dict[str, Any], words: str | None, config: Callable[..., Config]) -> None:
+    assert told(config((), **changes)).get("magnitudes") == words
+
+
+def test_sizes_beyond_the_data(config: Callable[..., Config]) -> None:
+    def about(**changes: Any) -> str | None:
+        return told(config(REAL, **changes), rows=8, held_out_rows=4).get("sizes")
+
+    assert about() is None
+    assert about(**{"evaluation.size": 4}) is None
+    assert about(**{"evaluation.size": 5}) == "evaluation.size=5 is more than the 4 held-out rows: all of them are used"
+    assert (
+        about(**{"task.train_size": 9}) == "task.train_size=9 is more than the 8 rows there are: all of them are used"
+    )
+    assert about(**{"task.eval_size": 9}) == "task.eval_size=9 is more than the 4 rows there are: all of them are used"

@@ -1,0 +1,491 @@
+"""`mode=plan`: what it shows is what a run would hold, and what training refuses it refuses in the same words."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import small_config
+
+from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
+from ippo_cli.config.batch_sizes import arithmetic
+from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
+from ippo_cli.config.hardware import world_size
+from ippo_cli.config.schema import Config, Dtype
+from ippo_cli.models.tiny import character_tokenizer
+from ippo_cli.planning.duration import iteration_seconds, measured_speed, stated_speed
+from ippo_cli.planning.fit import what_fits
+from ippo_cli.planning.memory import GIB, Memory
+from ippo_cli.planning.plan import _show_memory, show_plan
+from ippo_cli.planning.preflight import (
+    LOWERED_BY,
+    Machine,
+    Material,
+    disk_needs,
+    memory_of,
+    memory_warning,
+    planned_machine,
+    read_material,
+    this_machine,
+    unusual_material,
+    what_cannot_fit,
+)
+from ippo_cli.runs.folder import reserve_folder, start_files
+from ippo_cli.tasks.task import load_task
+from ippo_cli.training.process import run_training
+
+SEVEN_B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+HUGE = SEVEN_B | {
+    "hidden_size": 32768,
+    "intermediate_size": 131072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+}
+
+
+def model_folder(root: Path, shape: dict[str, Any]) -> Path:
+    """A model's shape and tokenizer, without a weight."""
+    folder = root / "model"
+    character_tokenizer([chr(code) for code in range(32, 127)]).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def jsonl_overrides(root: Path, model: Path, *more: str) -> list[str]:
+    data = root / "data.jsonl"
+    data.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}"}}\n' for n in range(32)))
+    return [
+        "task=jsonl",
+        f"task.train={data}",
+        f"task.eval={data}",
+        "task.agents.solo.template='{question} = '",
+        "task.agents.solo.answer='{answer}'",
+        "actor=full",
+        f"actor.model={model}",
+        "rollout.buffer_size=32",
+        "tracker.console=plain",
+        f"output_dir={root}",
+        *more,
+    ]
+
+
+def jsonl_config(root: Path, model: Path, *more: str) -> Config:
+    config = typed(resolve(compose_node(jsonl_overrides(root, model, *more))))
+    check(config, config.launch.processes)
+    return config
+
+
+def needs(config: Config, ranks: int = 1) -> tuple[Material, Memory]:
+    task = load_task(config.task, config.seed)
+    material = read_material(config, task)
+    return material, memory_of(config, arithmetic(config, ranks, len(task.train)), task, material, ranks, "cpu")
+
+
+def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
+    """The error of training, after seeing that the plan's is the same."""
+    with pytest.raises(IppoError) as planned:
+        show_plan(config)
+    folder = reserve_folder(root / "run")
+    start_files(folder, yaml, list(overrides), ["ippo-train"], resumed=False)
+    with pytest.raises(IppoError) as trained:
+        run_training(config, folder, resumed=False)
+    assert str(planned.value) == str(trained.value)
+    assert planned.value.exit_code == trained.value.exit_code
+    return planned.value
+
+
+def test_the_embedded_plan_shows_models_phases_and_prompts_within_100_columns(tmp_path, capsys) -> None:
+    config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
+    show_plan(config)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 100
+    for label in ("low actor", "low critic", "low reference", "high actor"):
+        assert sum(line.startswith(label) for line in lines) == 1, label
+    assert "load " in said
+    assert "rollout " in said
+    assert "targets " in said
+    assert "update " in said
+    assert sum(line.startswith("low prompt") for line in lines) == 2
+    assert "warning" not in said
+
+
+def test_long_prompts_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "rollout.max_prompt_tokens=3")
+    error = both_refuse(tmp_path, config, [], yaml)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("rollout.max_prompt_tokens=3 does not allow agent")
+
+
+LONG = """
+class World:
+    def reset(self, seed):
+        return WORDS, {}
+
+    def step(self, action):
+        return "", 0.0, True, False, {}
+
+    def close(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("'many words'", r"max_prompt_tokens=6 does not allow agent player's prompt of 11 tokens"),
+        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); correct it there"),
+    ],
+)
+def test_a_world_whose_first_words_are_too_many_or_none_is_refused(tmp_path, words: str, said: str) -> None:
+    (tmp_path / "world.py").write_text(LONG.replace("WORDS", words))
+    world = ["task=environment", f"task.environment={tmp_path / 'world.py'}:World", "actor.alphabet=printable"]
+    config, _ = small_config(tmp_path, *world, "reward=environment", "rollout.max_prompt_tokens=6")
+    with pytest.raises(ConfigError, match=said):
+        show_plan(config)
+
+
+def test_empty_templates_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "task.agents.low.template=''")
+    assert "prompts must have a token" in str(both_refuse(tmp_path, config, [], yaml))
+
+
+def test_unknown_fields_are_refused_as_training_refuses_them(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "task.agents.low.template='{leters}'")
+    assert "names the field 'leters'" in str(both_refuse(tmp_path, config, [], yaml))
+
+
+def test_cuda_without_a_gpu_is_refused_as_training_refuses_it(tmp_path) -> None:
+    config, yaml = small_config(tmp_path, "launch.device=cuda")
+    error = both_refuse(tmp_path, config, [], yaml)
+    assert error.exit_code == 3
+    assert str(error).startswith("launch.device=cuda")
+
+
+def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_looked_for(tmp_path, capsys) -> None:
+    overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
+    plain = resolve(compose_node(overrides))
+    error = both_refuse(tmp_path, typed(plain), overrides, to_yaml(plain))
+    assert error.exit_code == 3
+    assert "GiB of weights, optimizer states and gradients" in str(error)
+    assert "has no .safetensors file" in capsys.readouterr().out
+
+
+def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp_path, capsys) -> None:
+    config = jsonl_config(
+        tmp_path,
+        model_folder(tmp_path, SEVEN_B),
+        "launch.processes=8",
+        "critic=none",
+        "algorithm=grpo",
+        "algorithm.mini_batch_size=32",
+        "rollout.num_generations=4",
+    )
+    material, memory = needs(config, ranks=8)
+    assert material.shapes["solo"].actor.parameters == 7_615_616_512
+    assert memory.certain == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), "the engine, and a whole reference"
+    for there, remedy in ((44, "use deepspeed=zero2"), (40, "use deepspeed=zero3")):
+        machine = Machine(device="cuda", host=1000 * GIB, accelerator=there * GIB, ranks=8, ranks_per_device=1)
+        reason = what_cannot_fit(config, material, memory, machine, ranks=8)
+        assert reason is not None
+        assert reason.endswith(remedy)
+    roomy = Machine(device="cuda", host=1000 * GIB, accelerator=200 * GIB, ranks=8, ranks_per_device=1)
+    assert what_cannot_fit(config, material, memory, roomy, ranks=8) is None
+    assert memory_warning(memory, roomy) is None
+
+
+def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
+    compared = "algorithm.kl.reward.coef=0.1"  # so that targets have logits
+    config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", compared)
+    _, before = needs(config)
+    assert set(LOWERED_BY) == set(before.phases)
+    for phase, group, key, lower in (
+        ("rollout", "rollout", "decode_batch_size", 2),
+        ("rollout", "rollout", "max_new_tokens", 2),
+        ("targets", "deepspeed", "forward_batch_tokens", 64),
+        ("targets", "deepspeed", "logit_chunk_tokens", 16),
+        ("update", "deepspeed", "micro_batch_tokens", 64),
+    ):
+        assert f"{group}.{key}" in LOWERED_BY[phase]
+        lowered, _ = small_config(
+            tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", f"{group}.{key}={lower}", compared
+        )
+        _, after = needs(lowered)
+        assert after.phases[phase] < before.phases[phase], key
+    recomputing, _ = small_config(
+        tmp_path,
+        "deepspeed.micro_batch_tokens=4096",
+        "actor.num_layers=4",
+        compared,
+        "actor.gradient_checkpointing=true",
+        "critic.gradient_checkpointing=true",
+    )
+    _, after = needs(recomputing)
+    assert after.phases["update"] < before.phases["update"]
+
+
+def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> None:
+    config, _ = small_config(tmp_path)
+    material, memory = needs(config)
+    phase, greatest = memory.greatest
+    machine = Machine(
+        device="cpu", host=int((memory.certain + greatest) / 2), accelerator=0, ranks=1, ranks_per_device=1
+    )
+    assert what_cannot_fit(config, material, memory, machine, ranks=1) is None
+    warning = memory_warning(memory, machine)
+    assert warning is not None
+    assert warning.startswith(f"warning: {phase} may need")
+
+
+def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
+    config, _ = small_config(tmp_path)
+    material, memory = needs(config, ranks=4)
+    room = int(memory.certain * 2.5)
+    two, three = (Machine(device="cpu", host=room, accelerator=0, ranks=n, ranks_per_device=n) for n in (2, 3))
+    assert what_cannot_fit(config, material, memory, two, ranks=4) is None
+    assert what_cannot_fit(config, material, memory, three, ranks=4) is not None
+
+
+def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, capsys) -> None:
+    config, _ = small_config(tmp_path, "task=ladder", "task.train_size=20", "task.eval_size=4")
+    task = load_task(config.task, config.seed)
+    material = read_material(config, task)
+    memory = memory_of(config, arithmetic(config, 1, len(task.train)), task, material, 1, "cpu")
+    _show_memory(replace(memory, parked=2.0 * GIB), this_machine("cpu", 1), 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("MiB per rank")
+    assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
+    said = " ".join(" ".join(lines).split())
+    assert re.search(r"load \d\.\d\d MiB, rollout 2\.\d\d GiB, targets \d+\.\d+ MiB", said)
+    assert "keeps at most 2.00 GiB of earlier turns" in said
+
+
+def test_a_plan_counts_the_prompts_that_there_are(tmp_path) -> None:
+    config, _ = small_config(tmp_path, "rollout.max_new_tokens=5")
+    material, _ = needs(config)
+    assert {name: shapes.length.sequence for name, shapes in material.shapes.items()} == {"low": 7 + 5, "high": 7 + 5}
+
+
+def test_rows_that_longrope_would_read_by_the_length_of_others_are_told_of(tmp_path) -> None:
+    rotation = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    shape = {
+        "model_type": "phi3",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": rotation | {"original_max_position_embeddings": 64},
+        "pad_token_id": 0,
+    }
+    folder = model_folder(tmp_path, shape)
+    long, cut, short = (
+        jsonl_config(tmp_path, folder, *keys)
+        for keys in (
+            ["rollout.max_new_tokens=60"],
+            ["rollout.max_new_tokens=60", "rollout.context_limit=64"],
+            ["rollout.max_new_tokens=40"],
+        )
+    )
+    (said,) = unusual_material(long, needs(long)[0]).values()
+    assert "rows beside one of more than 64 tokens" in said
+    assert "rollout.context_limit=64 avoids it" in said
+    assert "longrope" not in unusual_material(cut, needs(cut)[0])
+    assert unusual_material(short, needs(short)[0]) == {}
+
+
+def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:
+    alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
+    _, memory = needs(alone)
+    assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
+
+
+def test_stage_3_spreads_references_and_never_has_a_model_whole(tmp_path) -> None:
+    keys = ["algorithm.kl.reward.coef=0.1", "launch.processes=8", "deepspeed.persistence_threshold=0"]
+    folder = model_folder(tmp_path, SEVEN_B)
+    stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
+    (_, two), (_, three) = (needs(config, ranks=8) for config in stages)
+    assert [frozen.weights for frozen in two.frozen] == [2 * 7_615_616_512]
+    assert [frozen.weights for frozen in three.frozen] == [2 * 7_615_616_512 / 8]
+    (actor, *_) = three.trained
+    loaded = sum(model.memory.standing - model.memory.moments for model in three.trained)
+    assert three.phases["load"] == loaded + three.frozen[0].weights + 2 * max(actor.shape.sizes)
+    exact = jsonl_config(tmp_path, folder, *keys, "deepspeed=zero3", "algorithm.kl.reward.estimator=full")
+    _, compared = needs(exact, ranks=8)
+    assert compared.phases["update"] - three.phases["update"] == three.frozen[0].gathered > 0
+
+
+def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
+    for keys in (["reward.credit_assignment=difference"], ["reward.measure_credit_every=5"]):
+        config, _ = small_config(tmp_path, *keys)
+        _, memory = needs(config)
+        assert [frozen.name for frozen in memory.frozen] == ["low reference", "high reference"]
+        show_plan(config)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("credit difference: 2 x 16 more episodes are scored" in said) == ("difference" in keys[0])
+        assert "2 x 16 episodes are played anew" in said
+        assert ("every 5 iterations" in said) == ("5" in keys[0])
+    config, _ = small_config(tmp_path, "reward.credit_assignment=counterfactual", "rollout.num_generations=4")
+    _, memory = needs(config)
+    assert memory.frozen == ()
+    show_plan(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 x 16 more episodes are scored, each for 3 other answers" in said
+    assert "anew" not in said
+    config, _ = small_config(tmp_path)
+    show_plan(config)
+    assert "credit " not in capsys.readouterr().out
+
+
+def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
+    bytes_alike = "actor.alphabet=printable"  # the characters of all agents' lessons are more than those of one
+    independent, _ = small_config(tmp_path, bytes_alike)
+    each, own = needs(independent)
+    config, _ = small_config(tmp_path, bytes_alike, "team=shared_policy", "algorithm.kl.loss.coef=0.1")
+    material, shared = needs(config)
+    assert [model.name for model in shared.trained] == ["shared actor", "shared critic"]
+    assert [model.name for model in shared.frozen] == ["shared reference"]
+    assert [model.memory for model in shared.trained] == [model.memory for model in own.trained[:2]]
+    assert disk_needs(config, material, 1)[0] == disk_needs(independent, each, 1)[0] / 2
+    show_plan(config)
+    shown = capsys.readouterr().out
+    assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
+    assert "high prompt" in shown
+
+
+def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
+    few = ["deepspeed.micro_batch_tokens=100000", "actor.alphabet=printable", "deepspeed.logit_chunk_tokens=1"]
+    alone, both = (
+        needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
+    )
+    longest = [model.backward for model in alone.trained if model.decodes]
+    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # but for one token's logits
+
+
+def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("what is one plus one, and what is two plus two?\n" * 20)
+    example = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "small_model.py"
+    runpy.run_path(str(example))["make"](text, tmp_path / "model", vocabulary=300, hidden=32, layers=1, seed=0)
+    show_plan(jsonl_config(tmp_path, tmp_path / "model", "task.chat_template=true"))
+    assert "solo prompt     '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SEVEN_B))
+    with pytest.raises(PreflightError, match="no tokenizer could be loaded"):
+        show_plan(jsonl_config(tmp_path, tmp_path / "model"))
+
+
+def cluster_config(root: Path, *more: str) -> Config:
+    """A 7B actor and a critic of its size, planned for eight devices of 79 GiB that are not here."""
+    keys = ["mode=plan", "plan=h100", "algorithm=ppo", "critic=separate", "rollout.max_new_tokens=1024"]
+    keys += ["algorithm.mini_batch_size=32", "rollout.decode_batch_size=16", *more]
+    config = typed(resolve(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
+    check(config, world_size(config, None))
+    return config
+
+
+def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
+    show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 100 and str(tmp_path) not in line] == []
+    said = " ".join(" ".join(lines).split())
+    assert "ranks 8, each 4 samples per iteration" in said
+    assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
+    ways = [line.split() for line in lines if "deepspeed=zero" in line]
+    assert [line for line in ways if line[0] == "*"] == [ways[3]]
+    assert ways[3][1] == "deepspeed=zero3"
+    assert " ".join(ways[0]).endswith("none none")
+    assert ways[3][-1].isdigit()
+    assert "are free" not in said, "nothing is known of a disk there"
+
+
+def test_a_cluster_on_which_nothing_fits_is_refused_after_the_table(tmp_path, capsys) -> None:
+    with pytest.raises(PreflightError, match="in each of 8 processes"):
+        show_plan(cluster_config(tmp_path, "deepspeed=zero1", "plan.memory_gib=24"))
+    assert "deepspeed=zero3_offload" in capsys.readouterr().out
+
+
+def test_what_is_said_to_fit_does_and_twice_as_much_does_not(tmp_path) -> None:
+    config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
+    task = load_task(config.task, config.seed)
+    material, plan, machine = read_material(config, task), arithmetic(config, 8, 32), planned_machine(config.plan)
+    assert machine is not None
+    (option,) = (way for way in what_fits(config, plan, task, material, machine, 8) if way.asked)
+    greatest = []
+    for tokens in (option.plain, 2 * option.plain):
+        way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
+        greatest.append(memory_of(way, plan, task, material, 8, "cuda").greatest[1])
+    assert greatest[0] <= 79 * GIB < greatest[1]
+    assert option.checkpointed >= 4 * option.plain, "most of what a pass keeps is given up"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["mode=plan", "plan.devices=8"], "plan.devices=8 is one of several figures that are given together"),
+        (["plan=h100"], "plan.devices=8 says what to plan for, and training runs on what is here; add mode=plan"),
+        (["mode=plan", "plan=h100", "plan.tflops=0"], "plan.tflops=0.0 is out of range"),
+    ],
+)
+def test_figures_that_are_incomplete_or_that_nothing_reads_are_refused(tmp_path, keys: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        small_config(tmp_path, *keys)
+    assert str(refused.value).startswith(said)
+
+
+def test_one_writer_at_a_time_is_as_slow_as_reading_its_weights(tmp_path) -> None:
+    config = cluster_config(tmp_path, "deepspeed=zero2")
+    material, _ = needs(config, ranks=8)
+    weights = 2 * material.shapes["solo"].actor.parameters
+    speed = stated_speed(config.plan)
+    seconds = iteration_seconds(config, material.shapes, 8, speed)
+    assert 1024 * weights / 3350e9 < seconds["rollout"] < 1.1 * 1024 * weights / 3350e9, "four rows on each device"
+    faster = iteration_seconds(config, material.shapes, 8, replace(speed, memory=2 * speed.memory))
+    assert faster["rollout"] < 0.6 * seconds["rollout"]
+    assert faster["update"] == seconds["update"]
+
+
+def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp_path) -> None:
+    config = cluster_config(tmp_path, "deepspeed=zero3", "rollout.zero3_gather=layer")
+    material, _ = needs(config, ranks=8)
+    weights = 2 * material.shapes["solo"].actor.parameters
+    seconds = iteration_seconds(config, material.shapes, 8, stated_speed(config.plan))["rollout"]
+    assert seconds == pytest.approx(1024 * weights * 7 / 8 / 450e9, rel=0.05)
+
+
+def test_the_speed_is_that_of_products_that_nothing_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.dtype] = []
+
+    def delayed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        calls.append(left.dtype)
+        time.sleep(0.1 * (len(calls) % 2 == 0))  # the first one timed is the second
+        return left  # processors without bf16 instructions take seconds for a product
+
+    monkeypatch.setattr(torch, "mm", delayed)
+    assert measured_speed(2, Dtype.bf16).operations > 2 * 768**3 / 0.1 / 2
+    assert set(calls) == {torch.bfloat16}

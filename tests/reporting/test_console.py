@@ -1,0 +1,341 @@
+"""What a person sees: model text shown harmlessly, and numbers in one line."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console as RichConsole
+
+import ippo_cli
+from ippo_cli.config.schema import Console as Style
+from ippo_cli.config.text import text_width
+from ippo_cli.reporting.console import Console, in_lines
+from ippo_cli.reporting.console_format import COLUMNS, sparkline
+from ippo_cli.reporting.metrics import METRICS
+from ippo_cli.reporting.sample_table import visible
+
+NASTY = {
+    "markup": "[bold red]x[/bold red] [link=http://a]b[/link] [/] [",
+    "escape sequences": "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b31m \x1b[2J\x1b[H",
+    "control characters": "a\x00b\x08\x08c\rd\x7fe\x85f",
+    "lone surrogates": "\ud800 and \udfff",
+    "direction marks": "abc\u202edef\u2066ghi\u200b\ufeff",
+    "lines": "one\ntwo\r\nthree\u2028four\tfive\x0bsix",
+    "private and unassigned": "\ue000 \U000fffff \uffff",
+    "half an escape": "\\x1b[0m \\",
+    "emoji code": ":smile: :warning:",
+    "percent": "%s {0} {}",
+}
+
+
+@pytest.mark.parametrize("kind", NASTY)
+def test_model_text_is_spelled_out_and_never_acted_upon(kind: str) -> None:
+    shown = visible(NASTY[kind], width=200).plain
+    assert all(c.isprintable() for c in shown)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
+    shown.encode("utf-8")
+    out = RichConsole(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=300, highlight=False)
+    out.print(visible(NASTY[kind], width=200))
+    assert out.file.getvalue() == shown + "\n"  # type: ignore[attr-defined]
+
+
+def test_what_is_printable_stays_as_it_is() -> None:
+    for text in ("plain", "[bold]x[/bold]", "naïve 中文 🙂 ẞ", "", " two  spaces "):
+        assert visible(text).plain == text
+
+
+def test_long_text_is_cut_and_says_so() -> None:
+    assert visible("x" * 60).plain == "x" * 60
+    assert visible("x" * 61).plain == "x" * 59 + "…"
+    assert visible("\x00" * 20).plain == "\\x00" * 14 + "\\x0" + "…"
+
+
+def test_ten_megabytes_are_cut_at_once() -> None:
+    began = time.perf_counter()
+    for text in ("x" * 10_000_000, "\x1b[31m" * 2_000_000):
+        assert len(visible(text).plain) == 60
+    assert time.perf_counter() - began < 0.2
+
+
+def rows(prompt: str, response: str) -> list[dict[str, object]]:
+    said = {"prompt": prompt, "response": response, "score": 0.5}
+    return [{"mode": "train", "index": 0, "agents": {"low": said, "high": said}}]
+
+
+@pytest.mark.parametrize("style", [Style.plain, Style.rich])
+def test_a_table_of_samples_shows_every_kind_of_text_harmlessly(
+    style: Style, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    console = Console(style, ["low", "high"])  # not entered: no live display, the table alone
+    for text in (*NASTY.values(), "y" * 10_000_000):
+        console.samples(rows("[red]prompt", text))
+    shown = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert "[red]prompt" in shown
+    assert "[bold red]x[/bold red]" in shown
+    assert "\\x1b[31mred" in shown
+    assert "\\ud800" in shown
+    assert len(shown) < 20_000
+
+
+def row(iteration: int, **more: float) -> dict[str, float]:
+    numbers = {"score/mean": 0.25 * iteration, "policy/entropy": 1.5, "rollout/response_length": 4.0}
+    return {
+        "iteration": iteration,
+        **{f"{name}/{key}": value for name in ("low", "high") for key, value in numbers.items()},
+        "perf/tokens_per_second": 1234.4,
+        "time/iteration": 2.04,
+        "time/rollout": 1.0,
+        "time/score": 0.0,
+        "time/targets": 0.3,
+        "time/update": 0.7,
+        **more,
+    }
+
+
+def test_where_there_is_no_terminal_an_iteration_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console(Style.auto, ["low", "high"]) as console:
+        console.iteration(row(1, **{"low/policy/approx_kl": 0.0125}), 60)
+        console.iteration(row(2), 60)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("    1/60  low/high:  score 0.250/0.250  entropy 1.500/1.500  approx_kl 0.013/-  response_")
+    assert second.endswith("  1234 tok/s  2.0s  ETA 1:58")
+    assert "\x1b" not in first + second
+
+
+def crowd(names: Sequence[str], size: float = 1.0, **more: float) -> dict[str, float]:
+    """A row in which every column has a number for every agent."""
+    numbers = {key: size * (0.125 + place) for place, key in enumerate(COLUMNS.values())}
+    times = {"time/iteration": 754.04, "time/logprobs": 12.0}
+    return row(1) | times | {f"{name}/{key}": value for name in names for key, value in numbers.items()} | more
+
+
+@pytest.mark.parametrize("size", [1.0, -123.45, 1e-6, 1e12])
+@pytest.mark.parametrize("length", [1, 8, 70])
+@pytest.mark.parametrize("agents", [1, 2, 3, 4, 8, 20])
+def test_no_line_is_wider_than_160_columns_whatever_the_number_of_agents(
+    agents: int, length: int, size: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{'n' * (length - 1)}{chr(ord('a') + place)}" for place in range(agents)]
+    console = Console(Style.plain, names)
+    console.iteration(crowd(names, size, iteration=99_999, **{"perf/tokens_per_second": 54_321.0}), 100_000)
+    evaluation = {f"{mode}/{name}": size for mode in ("sampled", "greedy") for name in ("score", *names)}
+    console.evaluation(99_999, evaluation, "greedy/score")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert max(map(text_width, lines)) <= 160
+    if abs(size) < 1e3:  # with usual numbers nothing is cut off at the end
+        assert "ETA " in lines[0]
+        assert lines[1].endswith(")")
+
+
+def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"agent{place}" for place in range(8)]
+    numbers = {
+        f"{name}/{key}": 0.1 * place
+        for place, name in enumerate(names)
+        for key in ("score/mean", "policy/entropy", "policy/approx_kl", "value/explained_variance")
+    }
+    Console(Style.plain, names).iteration(crowd(names) | numbers, 60)
+    line = capsys.readouterr().out
+    assert "  score 0.350 min 0.000  entropy min 0.000  approx_kl max 0.700  kl/reference max 3.125  " in line
+    assert "  explained_variance min 0.000  " in line
+
+
+def test_what_is_measured_of_shared_weights_stands_at_each_agent_that_has_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
+    shared = {"shared/policy/entropy": 0.5, "shared/policy/approx_kl": 0.25}
+    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).iteration(told | shared, 60)
+    assert "  entropy 0.500/0.500  approx_kl 0.250/0.250  " in capsys.readouterr().out
+
+
+def test_of_an_agent_that_never_spoke_a_line_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"agent{place}" for place in range(8)]
+    scores = {f"{name}/score/mean": float("nan") if place in (0, 5) else 3.0 for place, name in enumerate(names)}
+    Console(Style.plain, names).iteration(crowd(names) | scores, 60)
+    assert "  score 3.000 min 3.000  " in capsys.readouterr().out
+
+
+def test_a_line_names_a_divergence_as_the_metrics_do_and_the_one_to_the_reference_where_there_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for found in ({"policy/approx_kl": 0.25}, {"policy/approx_kl": 0.25, "kl/reference": 0.75}):
+        console = Console(Style.plain, ["low"])
+        console.iteration(row(1, **{f"low/{key}": value for key, value in found.items()}), 60)
+    without, with_reference = capsys.readouterr().out.splitlines()
+    assert " approx_kl 0.250 " in without
+    assert "kl/reference" not in without
+    assert " approx_kl 0.250  kl/reference 0.750 " in with_reference
+    assert "KL " not in without + with_reference
+    assert all(any(key.endswith(f"/{column}") for key in METRICS) or column == "score" for column in COLUMNS)
+
+
+def test_a_layout_stays_while_numbers_change(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(Style.plain, ["low", "high"])
+    for scale, rate in ((1.0, 999.0), (-1.0, 9_999.0), (0.01, 99_999.0), (1e-5, 1_000.0)):
+        console.iteration(crowd(["low", "high"], scale, **{"perf/tokens_per_second": rate}), 60)
+    lines = capsys.readouterr().out.splitlines()
+    assert len({tuple(re.findall("[a-z_/]{3,}", line)) for line in lines}) == 1
+
+
+def test_a_long_phase_says_where_it_is_twice_a_minute_and_a_short_one_never(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    console = Console(Style.plain, ["solo"])
+    for iteration in range(1, 21):  # 20 seconds each, and a line after each
+        for done in range(20):
+            now += 1.0
+            console.progress("solo writes", done, 20)
+        console.iteration(row(iteration, **{"solo/score/mean": 0.5}), 60)
+    assert len(capsys.readouterr().out.splitlines()) == 20
+    for done in range(120):
+        now += 1.0
+        console.progress("solo writes", done, 120)
+    assert capsys.readouterr().out.splitlines() == [f"  solo writes: {done}/120" for done in (30, 61, 92)]
+
+
+@pytest.mark.parametrize("variables", [{"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}])
+def test_what_is_no_terminal_gets_plain_lines_whatever_is_said_about_colours(
+    variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with Console(Style.auto, ["low", "high"]) as console:
+        console.progress("low writes", 1, 2)
+        console.iteration(row(1), 60)
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 1
+    assert "\x1b" not in shown
+
+
+def test_characters_that_the_output_has_no_code_for_are_spelled_out() -> None:
+    code = """
+from ippo_cli.config.schema import Console as Style
+from ippo_cli.reporting.console import Console, in_lines
+said = {"prompt": "naïve 中文", "response": "🙂", "score": 0.5}
+Console(Style.plain, ["low"]).samples([{"mode": "train", "index": 0, "agents": {"low": said}}])
+"""
+    ours = os.environ | {"PYTHONPATH": str(Path(ippo_cli.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-c", code], env=ours, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "na\\xefve \\u4e2d\\u6587" in run.stdout
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("width", [20, 80, 160])
+@pytest.mark.parametrize("agents", [2, 20])
+def test_a_display_of_any_width_breaks_no_line_and_shows_every_number(
+    agents: int,
+    width: int,
+    variables: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "40")
+    names = [f"agent_with_a_rather_long_name_{place}" for place in range(agents)]
+    with Console(Style.rich, names) as console:
+        for iteration in range(1, 4):
+            console.progress(f"{names[0]} writes", iteration, 3)
+            console.iteration(crowd(names, 0.1 * iteration), 3)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert max(len(line.split("\r")[-1]) for line in shown.splitlines()) <= width
+    if width >= 80:
+        assert shown.count("0.038") >= agents  # the score of the last iteration
+        assert "explained" in shown
+        assert "kl/reference" in shown
+
+
+def test_a_live_display_shows_every_agent_with_its_trend(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console(Style.rich, ["low", "high"]) as console:
+        for iteration in (1, 2, 3):
+            console.progress("low writes", iteration, 3)
+            console.iteration(row(iteration), 3)
+        console.say("[not markup]")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert "iteration 3 of 3" in shown
+    assert "▁▅█" in shown
+    assert "[not markup]" in shown
+
+
+def test_numbers_that_are_not_finite_break_no_display(capsys: pytest.CaptureFixture[str]) -> None:
+    for style in (Style.plain, Style.rich):
+        with Console(style, ["low", "high"]) as console:
+            console.iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
+            console.iteration(row(2), 3)
+    said = capsys.readouterr().out
+    assert "score -/inf  entropy" in said
+    assert "nan" not in said
+
+
+def test_a_sparkline_goes_from_lowest_to_highest() -> None:
+    assert sparkline([0, 1]) == "▁█"
+    assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3, 3, 3]) == "▁▁▁"
+    assert sparkline([-1e9, 0, 1e9]) == "▁▅█"
+    assert len(sparkline(list(range(100)), width=24)) == 24
+    assert sparkline([float("nan"), 0, 1]) == " ▁█"
+    assert sparkline([float("nan")]) == " "
+
+
+def test_the_summary_says_what_came_out_and_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = {
+        "first": {"iteration": 0, "score": 0.1, "greedy/exact": 0.0},
+        "best": {"iteration": 40, "score": 0.95, "greedy/exact": 0.9},
+        "last": {"iteration": 60, "score": 0.9, "greedy/exact": 0.8},
+    }
+    Console(Style.plain, ["low"]).summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
+    shown = capsys.readouterr().out
+    assert "0.100 -> 0.900   (best 0.950 after iteration 40)" in shown
+    assert "greedy exact     0.000 -> 0.800" in shown
+    assert "run folder       outputs/default/run" in shown
+    assert "ippo-train resume=outputs/default/run" in shown
+    assert "tensorboard" not in shown, "without event files there is nothing to look at"
+    (tmp_path / "outputs" / "default" / "run" / "tb").mkdir(parents=True)
+    Console(Style.plain, ["low"]).summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
+    assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
+
+
+def test_an_evaluation_is_one_line_with_the_headline_first(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_share": 0.0}
+    Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
+    shown = capsys.readouterr().out
+    assert shown == "evaluation after iteration 3: sampled/score 0.500  (greedy/exact 0.250)\n"
+
+
+def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_share": 0.125}
+    Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
+    assert "(sampled/failed_share 0.125, sampled/failed_tests 0.250)" in capsys.readouterr().out
+    many = {f"sampled/part_with_a_long_name_{number}": 0.5 for number in range(9)}
+    Console(Style.plain, ["low"]).evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
+    assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"
+
+
+def test_turns_that_nobody_took_are_left_out_of_a_line() -> None:
+    metrics = {"sampled/score": math.nan, "sampled/low/score/turn/1": 0.5, "sampled/low/score/turn/2": math.nan}
+    lines = in_lines(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
+    assert lines["sampled/low/score/turn"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
+    assert list(map(math.isnan, lines["sampled/score"])) == [True]

@@ -1,0 +1,284 @@
+"""Hand-worked numbers of a buffer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from spoken import episode
+
+from ippo_cli.formulas import gae
+from ippo_cli.reporting.iteration_metrics import (
+    explained_variance,
+    greedy_metrics,
+    prefixed,
+    rollout_metrics,
+    spoken_itself,
+    target_metrics,
+    turn_metrics,
+)
+from ippo_cli.reporting.metrics import is_documented
+from ippo_cli.types import Rollout, Scores, Targets
+
+
+def test_agents_never_share_a_name() -> None:
+    numbers = {"score/mean": 1.0}
+    assert prefixed("low", numbers) | prefixed("high", numbers) == {"low/score/mean": 1.0, "high/score/mean": 1.0}
+
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=torch.bool)
+
+
+def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
+    numbers = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 99.0], [4.0, 5.0, 6.0]])
+    logprobs = -numbers
+    rollout = Rollout(
+        prompt_ids=torch.ones(3, 1).long(),
+        prompt_mask=torch.ones(3, 1).bool(),
+        response_ids=torch.ones(3, 3).long(),
+        response_mask=MASK,
+        turn=torch.where(MASK, 0, -1),
+        length=MASK.sum(dim=1),
+        logprobs=logprobs,
+        behavior_logprobs=changes.get("behavior_logprobs", logprobs),
+        finished=torch.tensor([True, False, True]),
+        texts=["a", "b", "c"],
+    )
+    raw = torch.tensor([[1.0], [0.0], [2.0]])
+    scores = Scores(
+        score=changes.get("score", raw),
+        raw=raw,
+        parts={"exact": torch.tensor([1.0, 7.0, torch.nan])},
+        valid=torch.tensor([True, False, True]),
+        failed=torch.tensor([False, True, False]),
+    )
+    targets = Targets(
+        rewards=numbers,
+        values=2 * numbers,
+        final_values=torch.zeros(3),
+        ref_logprobs=-2 * numbers,
+        advantages=numbers,
+        returns=3 * numbers,
+        loss_mask=MASK,
+        value_mask=MASK,
+        behavior_weights=changes.get("weights", torch.ones(3, 3)),
+        sample_counts=torch.tensor([2, 0, 1]),
+    )
+    return rollout, scores, targets
+
+
+def test_numbers_of_a_hand_worked_buffer() -> None:
+    found = rollout_metrics(*buffer(), kl_coef=0.25)
+    mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over action tokens, not over rows
+    assert found == pytest.approx(
+        {
+            "rollout/logprob": -mean,
+            "targets/reward": mean,
+            "targets/return": 3 * mean,
+            "kl/reference": mean,
+            "kl/reward_coef": 0.25,
+            "rollout/response_length": 2.0,
+            "rollout/truncated_share": 1 / 3,
+            "score/failed_share": 1 / 3,
+            "score/mean": 1.5,
+            "score/std": 0.5**0.5,
+            "score/part/exact": 1.0,
+        }
+    )
+    assert all(is_documented(f"low/{name}") for name in found)
+
+
+def test_rows_without_a_score_have_no_reward_and_no_return() -> None:
+    rollout, scores, targets = buffer()
+    scored = MASK & scores.valid[:, None]
+    found = rollout_metrics(rollout, scores, replace(targets, loss_mask=scored), kl_coef=0.25)
+    assert found["targets/reward"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
+    assert found["targets/return"] == pytest.approx(3 * (1 + 2 + 4 + 5 + 6) / 5)
+    assert found["rollout/logprob"] == pytest.approx(-(1 + 2 + 3 + 4 + 5 + 6) / 6)
+    none = rollout_metrics(rollout, scores, replace(targets, loss_mask=torch.zeros_like(MASK)), kl_coef=0.25)
+    assert math.isnan(none["targets/return"])
+
+
+def test_scores_are_told_as_the_reward_gave_them_and_as_the_processors_made_them() -> None:
+    found = rollout_metrics(*buffer(score=torch.tensor([[-3.0], [0.0], [5.0]])), kl_coef=None)
+    assert found["score/mean"] == 1.5
+    assert found["score/processed/mean"] == 1.0
+    assert found["score/processed/std"] == pytest.approx(32**0.5)
+    assert all(is_documented(f"low/{name}") for name in found)
+    assert "score/processed/mean" not in rollout_metrics(*buffer(), kl_coef=None)
+
+
+def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:
+    rollout, _, targets = buffer()
+    silent = targets.advantages * MASK * torch.tensor([[1], [0], [1]])
+    found = target_metrics(rollout, replace(targets, advantages=silent), has_values=True)
+    assert found == pytest.approx(
+        {
+            "targets/value": 7.0,
+            "targets/zero_advantage_fraction": 1 / 3,
+            "targets/drawn_share": 2 / 3,
+            "targets/advantage_spread": torch.tensor([1.0, 2.0, 0.0, 4.0, 5.0, 6.0]).std().item(),
+        }
+    )
+    assert all(is_documented(f"low/{name}") for name in found)
+    assert "targets/value" not in target_metrics(rollout, targets, has_values=False)
+
+
+def test_the_effective_sample_share_falls_with_unequal_weights_and_is_told_under_filters_alone() -> None:
+    rollout, _, targets = buffer(behavior_logprobs=torch.zeros(3, 3), weights=torch.tensor([[2.0, 0.0, 9.0]] * 3))
+    found = target_metrics(rollout, targets, has_values=False)
+    # own weights 2 0, 2, 2 0 9: sum 15, squares 4 + 4 + 4 + 81 = 93
+    assert found["rollout/effective_sample_share"] == pytest.approx(15**2 / (6 * 93))
+    gap = sum(1 - math.exp(-number) for number in (1, 2, 3, 4, 5, 6)) / 6
+    assert found["rollout/probability_gap"] == pytest.approx(gap)
+    assert "rollout/probability_gap" not in target_metrics(*buffer()[::2], has_values=False)
+
+
+def test_without_a_reference_there_is_no_divergence_to_report() -> None:
+    found = rollout_metrics(*buffer(), kl_coef=None)
+    assert not [name for name in found if name.startswith("kl/")]
+
+
+def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
+    found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
+    assert found["rollout/filter_gap"] == pytest.approx(3.5)
+    assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
+
+
+def test_of_an_agent_that_never_spoke_there_are_no_numbers() -> None:
+    rollout, scores, targets = buffer()
+    nobody = torch.zeros_like(MASK)
+    rollout = replace(rollout, response_mask=nobody, finished=torch.tensor([True, False, False]))
+    scores = replace(scores, valid=torch.zeros(3).bool(), failed=torch.zeros(3).bool())
+    targets = replace(targets, loss_mask=nobody, value_mask=nobody)
+    found = rollout_metrics(rollout, scores, targets, kl_coef=0.25) | greedy_metrics(rollout, scores)
+    found |= target_metrics(rollout, targets, has_values=True)
+    found |= turn_metrics([episode() for _ in range(3)], "low", rollout)
+    told = {name: value for name, value in found.items() if not math.isnan(value)}
+    assert told == {
+        "rollout/response_length": 0.0,
+        "score/failed_share": 0.0,
+        "kl/reward_coef": 0.25,
+        "targets/drawn_share": 2 / 3,
+        "rollout/turns": 0.0,
+        "rollout/observation_tokens": 2.0,
+        "rollout/overflow_share": 0.0,
+    }
+    assert {"score/mean", "score/std", "score/greedy", "rollout/truncated_share", "rollout/cut_share"} <= found.keys()
+
+
+def test_rows_in_which_an_agent_did_not_speak_are_no_truncated_ones() -> None:
+    rollout, scores, targets = buffer()
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool(), finished=torch.zeros(3).bool())
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 1.0
+    silent = replace(silent, finished=torch.tensor([True, False, False]))
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 0.5
+
+
+def test_rows_and_episodes_in_which_earlier_weights_spoke_for_an_agent_are_in_no_mean() -> None:
+    rollout, scores, targets = buffer()
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
+    episodes = [episode(("low", 0, "a", "x")) for _ in range(3)]
+    episodes[1] = replace(episodes[1], partners=frozenset({"low"}))
+    own = spoken_itself(episodes, "low")
+    found = rollout_metrics(silent, scores, targets, None, own)
+    assert (found["rollout/response_length"], found["score/failed_share"]) == (2.5, 0.0)
+    assert turn_metrics(episodes, "low", silent)["rollout/turns"] == 1.0
+    with_all = rollout_metrics(silent, scores, targets, None)
+    assert with_all["rollout/response_length"] == pytest.approx(5 / 3)  # who was not asked wrote 0 tokens
+
+
+def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:
+    low = [("low", 0, "a", "x"), ("high", 1, "b", "a"), ("low", 2, "c", "b", False)]
+    episodes = [
+        episode(*low),
+        episode(("low", 0, "a", "x"), truncation="context", terminated=False, last_observations={"low": "long"}),
+        episode(
+            ("low", 0, "a", "x"),
+            truncation="context",
+            terminated=False,
+            last_observations={"low": "short", "high": "long"},
+            final={"low": [1, 2]},
+        ),
+    ]
+    rollout = replace(buffer()[0], length=torch.tensor([3, 4, 3]))  # 2, 1 and 3 of which are actions
+    found = turn_metrics(episodes, "low", rollout)
+    assert found == {
+        "rollout/turns": pytest.approx(4 / 3),
+        "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
+        "rollout/cut_share": pytest.approx(1 / 4),
+        "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode it was another's context
+    }
+    assert all(is_documented(f"low/{key}") for key in found)
+
+
+def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tensor | None = None) -> Targets:
+    mask, nothing = torch.ones(values.shape).bool(), torch.zeros(values.shape)
+    return Targets(
+        rewards=returns if rewards is None else rewards,
+        values=values,
+        final_values=nothing[:, 0],
+        ref_logprobs=nothing,
+        advantages=returns - values,
+        returns=returns,
+        loss_mask=mask,
+        value_mask=mask,
+        behavior_weights=nothing + 1,
+        sample_counts=mask.sum(dim=1),
+    )
+
+
+def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(targets_of(returns, returns), 1.0) == 1.0
+    assert explained_variance(targets_of(returns - 7, returns), 1.0) == 1.0, "an error that is everywhere the same"
+    assert explained_variance(targets_of(0 * returns, returns), 1.0) == 0.0
+    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
+    worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
+    assert explained_variance(worked_out, 1.0) == pytest.approx(1 - (2 / 3) / (5 / 3))
+    far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
+    assert explained_variance(far_off, 1.0) < -1e4, "a critic that is far off is told, however far"
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
+@pytest.mark.parametrize("length", [1, 8, 512])
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.95])
+def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
+    score: float, length: int, gae_lambda: float
+) -> None:
+    torch.manual_seed(0)
+    values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
+    rewards[:, -1] = score
+
+    def told(gamma: float = 1.0) -> float:
+        _, returns = gae(rewards, values, mask, gamma=gamma, gae_lambda=gae_lambda)
+        return explained_variance(targets_of(values, returns, rewards), gamma)
+
+    assert math.isnan(told())
+    if score and length > 1:
+        assert math.isfinite(told(gamma=0.9)), "later rewards are worth less"
+    rewards[::2, -1] += 0.01
+    assert math.isfinite(told()), "a hundredth is more than rounding"
+
+
+def test_credit_is_told_of_rows_whose_difference_is_known_and_shares_are_of_rows_with_a_turn() -> None:
+    rollout, scores, targets = buffer()
+    credit = torch.tensor([[0.5, -0.5], [math.nan, math.nan], [2.0, 1.0]])
+    found = rollout_metrics(rollout, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
+    told = {name: value for name, value in found.items() if "credit/" in name}
+    assert told == {
+        "credit/difference/mean": 1.5,
+        "credit/difference/std": pytest.approx(4.5**0.5),
+        "credit/difference/zero_share": 0.5,
+        "credit/difference/unknown_share": pytest.approx(1 / 3),
+    }
+    assert all(is_documented(f"low/{name}") for name in told)
+    silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
+    found = rollout_metrics(silent, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
+    assert found["credit/difference/unknown_share"] == 0.0
+    nothing = replace(scores, credit={"difference": torch.full((3, 2), math.nan)})
+    found = rollout_metrics(rollout, nothing, targets, kl_coef=None)
+    assert math.isnan(found["credit/difference/mean"])
+    assert found["credit/difference/unknown_share"] == 1.0

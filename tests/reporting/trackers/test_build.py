@@ -1,0 +1,61 @@
+"""What trackers need is told before anything loads, and what they are told of a run holds no secret."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.compose.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.planning.plan import show_plan
+from ippo_cli.planning.trial import refuse_untrainable
+from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.reporting.trackers.build import refuse_unusable_tracker, settings_of
+from ippo_cli.runs.folder import TRACKER_ID
+from ippo_cli.sweeps.lineage import inherit
+
+
+@pytest.mark.parametrize("kind", ["wandb", "mlflow"])
+def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)  # as where it is not installed
+    config = load_config([f"tracker={kind}", f"output_dir={tmp_path}"])
+    for refuse in (
+        lambda: refuse_unusable_tracker(config.tracker),
+        lambda: refuse_untrainable(config, 1),
+        lambda: show_plan(config),
+        lambda: Run(tmp_path, config.tracker, RunState()),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            refuse()
+        assert str(raised.value) == (
+            f"tracker={kind} needs the package {kind}, which is not installed; run pip install 'ippo-cli[{kind}]'"
+        )
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_settings_are_those_of_config_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    monkeypatch.setenv("PIT_API_KEY", "canary-5e1c-71f3")
+    plain = resolve(compose_node(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
+    shown = settings_of(load_config(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
+    assert shown == OmegaConf.to_container(OmegaConf.create(to_yaml(plain)), resolve=False)
+    assert "canary" not in json.dumps(shown)
+
+
+def test_a_run_that_begins_as_another_one_ended_is_another_one_for_trackers(tmp_path: Path) -> None:
+    parent, child = tmp_path / "1", tmp_path / "2"
+    (parent / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (parent / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")
+    (parent / "run.json").write_text("{}")
+    (parent / TRACKER_ID).write_text("0123456789abcdef\n")
+    (parent / "wandb").mkdir()
+    inherit(parent, child)
+    assert (child / "checkpoints").is_dir()
+    assert not (child / TRACKER_ID).exists()
+    assert not (child / "wandb").exists()

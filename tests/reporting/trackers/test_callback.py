@@ -1,0 +1,116 @@
+"""A function of the user's is told of every row, and whatever it does costs a warning."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import rows, train, train_on_two_ranks
+
+from ippo_cli.compose.load import load_config
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.reporting.trackers.build import refuse_unusable_tracker
+from ippo_cli.reporting.trackers.callback import Callback, load_callback
+
+KEEPS = "told = []\n\ndef tell(row):\n    told.append(row)\n    row['mine'] = 1\n"
+FAILS = "def tell(row):\n    if row['iteration'] != 2:\n        raise KeyError('eval/score')\n"
+
+
+def run_with(folder: Path, code: str) -> tuple[Run, Any]:
+    """A run whose callback is `tell` of this code, and the module that it lies in."""
+    (folder / "mine.py").write_text(code)
+    tracker = load_config([f"tracker.callback={folder / 'mine.py'}:tell", "tracker.tensorboard=false"]).tracker
+    return Run(folder, tracker, RunState()), sys.modules["ippo_user_mine"]
+
+
+def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite(tmp_path: Path) -> None:
+    run, mine = run_with(tmp_path, KEEPS)
+    for iteration, seconds in ((1, 0.5), (2, math.nan), (3, math.inf)):
+        run.log({"iteration": iteration, "time/iteration": seconds})
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == iteration
+    assert [row["time/iteration"] for row in mine.told] == [0.5, None, None]
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row | {"mine": 1} for row in written] == mine.told
+    row = {"iteration": 4.0}
+    Callback(f"{tmp_path / 'mine.py'}:tell").log(row, 4)
+    assert row == {"iteration": 4.0}, "what it does to a row stays its own"
+
+
+def test_what_it_raises_is_said_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = run_with(tmp_path, FAILS)
+    for iteration in range(1, 5):
+        run.log({"iteration": iteration})
+    run.finish("done")
+    name = f"tracker.callback={tmp_path / 'mine.py'}:tell"
+    assert capsys.readouterr().out.splitlines() == [
+        f"warning: {name} fails ({tmp_path}/mine.py:3: KeyError: 'eval/score'); training goes on",
+        f"warning: {name} has missed 3 of 4 rows, which are all in metrics.jsonl",
+    ]
+    said = json.loads((tmp_path / "run.json").read_text())
+    assert said["state"] == "done"
+    assert said["warnings"][name].endswith("; it has missed 3 of 4 rows")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_script_that_ends_itself_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "canary-5e1c-71f3")
+    run, _ = run_with(tmp_path, "import os, sys\n\ndef tell(row):\n    sys.exit('no ' + os.environ['MY_API_KEY'])\n")
+    run.log({"iteration": 1})
+    run.finish("done")
+    assert "SystemExit: no <MY_API_KEY>); training goes on" in capsys.readouterr().out
+    assert "canary" not in (tmp_path / "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        ("def other(row): ...", "names no function in .*; it has: other"),
+        ("def tell(): ...", r"cannot be called as function\(row\) .*; let it take one dict"),
+        ("def tell(row, step): ...", r"cannot be called as function\(row\) .*; let it take one dict"),
+        ("async def tell(row): ...", "is async"),
+        ("raise ValueError('broken')", "cannot be imported .*mine.py:1: ValueError: broken"),
+    ],
+)
+def test_what_is_no_function_of_a_row_is_refused_before_anything_loads(code: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    tracker = load_config([f"tracker.callback={tmp_path / 'mine.py'}:tell"]).tracker
+    with pytest.raises(ConfigError, match=rule) as raised:
+        refuse_unusable_tracker(tracker)
+    assert str(raised.value).startswith(f"tracker.callback={tmp_path / 'mine.py'}:tell ")
+    refuse_unusable_tracker(tracker, loads_code=False)
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"points to .*nowhere\.py, which is no file"):
+        refuse_unusable_tracker(replace(load_config().tracker, callback="nowhere.py:tell"))
+
+
+def test_functions_that_tell_nothing_of_their_parameters_are_taken() -> None:
+    assert load_callback("builtins:print") is print
+
+
+@pytest.mark.slow
+def test_a_run_tells_what_it_writes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(KEEPS)
+    folder = train(tmp_path, "num_iterations=2", f"tracker.callback={tmp_path / 'mine.py'}:tell")
+    told = sys.modules["ippo_user_mine"].told  # type: ignore[attr-defined]
+    assert [row["iteration"] for row in told] == [row["iteration"] for row in rows(folder)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_of_several_ranks_the_first_one_tells(tmp_path: Path) -> None:
+    place = tmp_path / "told"
+    (tmp_path / "mine.py").write_text(
+        f"import os\n\ndef tell(row):\n    open({str(place)!r}, 'a').write(os.environ['RANK'])\n"
+    )
+    callback = f"tracker.callback={tmp_path / 'mine.py'}:tell"
+    train_on_two_ranks(tmp_path / "runs", "num_iterations=2", "evaluation.greedy=false", callback)
+    assert place.read_text() == "000"

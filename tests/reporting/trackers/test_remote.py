@@ -1,0 +1,60 @@
+"""The process beside rank 0 that speaks with a tracker, where it does not do what it should. Needs no library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ippo_cli.reporting.trackers import remote
+from ippo_cli.reporting.trackers.remote import QUEUED, RemoteTracker
+from ippo_cli.reporting.trackers.tracker import TrackerError
+
+ROW = {f"low/score/part/{number}": 0.123456789 for number in range(100)}
+
+
+def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end(tracking: Callable[[], list[int]]) -> None:
+    tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
+    [process] = tracking()
+    os.kill(process, signal.SIGSTOP)
+    began, rows, problem = time.perf_counter(), 0, ""
+    while not problem and rows < 3 * QUEUED:
+        rows += 1
+        try:
+            tracker.log(ROW, rows)
+        except TrackerError as error:
+            problem = str(error)
+    assert problem == f"is {QUEUED} messages behind"
+    with pytest.raises(TrackerError) as raised:
+        tracker.finish("done")
+    assert raised.value.missed == rows > QUEUED
+    assert time.perf_counter() - began < 20
+    assert tracking() == []
+
+
+def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
+    for _ in range(2):
+        with pytest.raises(TrackerError, match=r"^has no process \(No such file or directory\)$"):
+            tracker.log(ROW, 1)
+    with pytest.raises(TrackerError) as raised:
+        tracker.finish("done")
+    assert raised.value.missed == 2
+
+
+def test_a_run_that_is_asked_to_leave_waits_for_less(
+    monkeypatch: pytest.MonkeyPatch, tracking: Callable[[], list[int]]
+) -> None:
+    monkeypatch.setattr(remote, "LEAVING_S", 0.5)
+    tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
+    [process] = tracking()
+    os.kill(process, signal.SIGSTOP)
+    began = time.perf_counter()
+    with pytest.raises(TrackerError, match=r"has not ended within 0\.5 s and is left"):
+        tracker.finish("preempted")
+    assert 0.5 < time.perf_counter() - began < 5

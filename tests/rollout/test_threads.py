@@ -1,0 +1,78 @@
+"""Work that is shared with threads where it is slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ippo_cli.config.errors import PreemptionRequested
+from ippo_cli.rollout.threads import each
+
+
+def test_quick_work_is_done_in_order_by_the_caller() -> None:
+    done: list[tuple[int, str]] = []
+    each(range(50), lambda item: done.append((item, threading.current_thread().name)), workers=8)
+    assert done == [(item, "MainThread") for item in range(50)]
+
+
+def test_much_quick_work_is_not_shared_either() -> None:
+    names: set[str] = set()
+
+    def quick(item: int) -> None:
+        until = time.perf_counter() + 0.0001
+        while time.perf_counter() < until:
+            pass
+        names.add(threading.current_thread().name)
+
+    each(range(1000), quick, workers=8)
+    assert names == {"MainThread"}
+
+
+def test_slow_work_is_shared() -> None:
+    began, threads = time.perf_counter(), set()
+
+    def slow(item: int) -> None:
+        time.sleep(0.05)
+        threads.add(threading.current_thread().name + str(threading.get_ident()))
+
+    each(range(33), slow, workers=16)
+    assert time.perf_counter() - began < 33 * 0.05 / 3
+    assert len(threads) > 8
+
+
+def test_one_worker_means_one_after_another() -> None:
+    done: list[int] = []
+
+    def slow(item: int) -> None:
+        time.sleep(0.03 - 0.01 * item)
+        done.append(item)
+
+    each(range(3), slow, workers=1)
+    assert done == [0, 1, 2]
+
+
+def test_the_first_item_that_fails_is_told_of() -> None:
+    def fail(item: int) -> None:
+        time.sleep(0.03)
+        if item in (3, 5):
+            raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 3"):
+        each(range(8), fail, workers=4)
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, [0.0, 0.0, 0.0]), (4, [0.03, 30.0, 30.0])])
+def test_whoever_is_asked_to_leave_waits_for_nobody(workers: int, seconds: list[float]) -> None:
+    began, polled = time.perf_counter(), 0
+
+    def poll() -> None:
+        nonlocal polled
+        polled += 1
+        if polled == 2:
+            raise PreemptionRequested
+
+    with pytest.raises(PreemptionRequested):
+        each(seconds, time.sleep, workers=workers, poll=poll)
+    assert time.perf_counter() - began < 5

@@ -1,0 +1,546 @@
+"""Checkpoints as folders: committed whole, verified before they are believed, pruned once the next one is there."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from ippo_cli.agents.team import Team
+from ippo_cli.compose.load import load_config
+from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
+from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
+from ippo_cli.reporting.run_log import RunState
+from ippo_cli.runs import checkpoint_files
+from ippo_cli.runs.checkpoint_files import await_files, commit, damaged, listing, newest_intact, pointed
+from ippo_cli.runs.folder import MANIFEST, all_checkpoints, step_name
+from ippo_cli.runs.random_streams import restore_rng, rng_state
+from ippo_cli.training.checkpoint import MAX_FAILURES_IN_A_ROW, Checkpoints, Progress, State, noting
+from ippo_cli.training.targets import Algorithm
+
+MakeCheckpoint = Callable[..., Path]
+ALGORITHM = load_config([]).algorithm
+
+
+def commit_all(temporary: Path, final: Path) -> None:
+    """As one rank that wrote every file."""
+    commit(temporary, final, listing(temporary, (file for file in temporary.rglob("*") if file.is_file())))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """A maker of committed checkpoints with two files."""
+
+    def make(iteration: int) -> Path:
+        temporary = tmp_path / (step_name(iteration) + ".tmp")
+        (temporary / "low" / "actor").mkdir(parents=True)
+        (temporary / "low" / "actor" / "weights").write_bytes(bytes(range(256)) * 40)
+        (temporary / "state.json").write_text(json.dumps({"iteration": iteration}))
+        commit_all(temporary, tmp_path / step_name(iteration))
+        return tmp_path / step_name(iteration)
+
+    return make
+
+
+def test_a_commit_gives_the_folder_its_name_and_lists_every_file(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    made = checkpoint(5)
+    assert made.name == "step_00000005"
+    assert [path.name for path in tmp_path.iterdir()] == [made.name]
+    listed = json.loads((made / MANIFEST).read_text())["files"]
+    assert set(listed) == {"low/actor/weights", "state.json"}
+    assert listed["low/actor/weights"]["bytes"] == 256 * 40
+    assert damaged(made) is None
+
+
+def test_a_commit_replaces_a_damaged_one_of_the_same_iteration(checkpoint: MakeCheckpoint) -> None:
+    (checkpoint(5) / "state.json").write_text("changed")
+    assert damaged(checkpoint(5)) is None
+
+
+def flip(made: Path) -> None:
+    data = bytearray((made / "low/actor/weights").read_bytes())
+    data[5000] ^= 1
+    (made / "low/actor/weights").write_bytes(data)
+
+
+def truncate(made: Path) -> None:
+    (made / "low/actor/weights").write_bytes((made / "low/actor/weights").read_bytes()[:-1])
+
+
+def remove(made: Path) -> None:
+    (made / "state.json").unlink()
+
+
+def remove_folder(made: Path) -> None:
+    shutil.rmtree(made / "low")
+
+
+def add(made: Path) -> None:
+    (made / "low" / "more").write_text("")
+
+
+def swap_for_a_folder(made: Path) -> None:
+    (made / "state.json").unlink()
+    (made / "state.json").mkdir()
+
+
+def dangle(made: Path) -> None:
+    (made / "state.json").unlink()
+    (made / "state.json").symlink_to(made / "nowhere")
+
+
+def write_manifest(text: str) -> Callable[[Path], None]:
+    def write(made: Path) -> None:
+        (made / MANIFEST).write_text(text)
+
+    return write
+
+
+def unlist(made: Path) -> None:
+    manifest = json.loads((made / MANIFEST).read_text())
+    del manifest["files"]["state.json"]
+    (made / MANIFEST).write_text(json.dumps(manifest))
+
+
+DAMAGES = {
+    "one bit flipped": (flip, "low/actor/weights has changed"),
+    "one byte cut off": (truncate, "low/actor/weights has changed"),
+    "a file missing": (remove, "missing or additional: state.json"),
+    "a folder missing": (remove_folder, "missing or additional: low/actor/weights"),
+    "a file more": (add, "missing or additional: low/more"),
+    "a folder for a file": (swap_for_a_folder, "missing or additional: state.json"),
+    "a link to nowhere": (dangle, "state.json cannot be read"),
+    "a file not listed": (unlist, "missing or additional: state.json"),
+    "an empty manifest": (write_manifest(""), "manifest.json cannot be read"),
+    "half a manifest": (write_manifest('{"files": {"state.json": {"byt'), "manifest.json cannot be read"),
+    "a manifest of another kind": (write_manifest("[1, 2]"), "manifest.json cannot be read"),
+    "a manifest without files": (write_manifest("{}"), "manifest.json cannot be read"),
+    "a manifest with a list": (write_manifest('{"files": ["state.json"]}'), "manifest.json cannot be read"),
+    "a manifest with bare names": (write_manifest('{"files": {"state.json": 3}}'), "manifest.json cannot be read"),
+    "a manifest with no numbers": (
+        write_manifest('{"files": {"state.json": {"bytes": null, "sha256": ""}}}'),
+        "manifest.json cannot be read",
+    ),
+    "a manifest that is no text": (lambda made: (made / MANIFEST).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_is_seen_named_and_passed_over(
+    damage: str, checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newer = checkpoint(4), checkpoint(6)
+    assert newest_intact(tmp_path) == newer
+    harm, said = DAMAGES[damage]
+    harm(newer)
+    assert said in str(damaged(newer))
+    assert newest_intact(tmp_path) == older
+    assert f"warning: {newer} is damaged" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_manifest_or_another_name_is_no_checkpoint(
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    made = checkpoint(3)
+    (tmp_path / "step_00000009").mkdir()
+    for name in ("step_abc", "step_00000010.tmp", "step_", "other", "step_00000011.bak"):
+        shutil.copytree(made, tmp_path / name)
+    assert all_checkpoints(tmp_path) == [made]
+    assert newest_intact(tmp_path) == made
+
+
+def test_checkpoints_are_ordered_by_number_and_not_by_spelling(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    made = checkpoint(1)
+    for name in ("step_9", "step_10", "step_100000000"):
+        shutil.copytree(made, tmp_path / name)
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step_00000001", "step_9", "step_10", "step_100000000"]
+
+
+def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    assert newest_intact(tmp_path) is None
+    assert newest_intact(tmp_path / "nowhere") is None
+    flip(checkpoint(1))
+    assert newest_intact(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"step_00000001"',
+        "{}",
+        '{"checkpoint": 5}',
+        '{"checkpoint": null}',
+        '{"checkpoint": "step_00000002"}',
+    ],
+)
+def test_a_pointer_that_cannot_be_followed_points_nowhere(
+    text: str, checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    made = checkpoint(1)
+    (tmp_path / "best.json").write_text(text)
+    assert pointed(tmp_path, "best") is None
+    assert pointed(tmp_path, "latest") is None
+    assert newest_intact(tmp_path) == made, "the folders themselves say what is there"
+    (tmp_path / "best.json").write_text('{"checkpoint": "step_00000001"}')
+    assert pointed(tmp_path, "best") == made
+
+
+def state(iteration: int) -> State:
+    """A run's state without agents: everything but weights."""
+    return State(
+        team=Team(agents={}, learners=[]),
+        algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
+        moments={},
+        progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
+        run=RunState(iterations=iteration),
+        rng=rng_state(),
+    )
+
+
+def checkpoints(
+    folder: Path, *, every: int = 1, every_seconds: float | None = None, keep: int = 2, best: bool = True
+) -> Checkpoints:
+    weights = CheckpointWeights.adapter
+    return Checkpoints(
+        folder,
+        CheckpointConfig(
+            every=every,
+            every_seconds=every_seconds,
+            keep=keep,
+            best=best,
+            weights=weights,
+            optimizer=True,
+            must_save_by=None,
+            reshard=False,
+        ),
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    for iteration in range(1, 7):
+        assert made.save(state(iteration), best=iteration in (1, 3))
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(3), step_name(5), step_name(6)]
+    assert pointed(made.folder, "best") == made.folder / step_name(3)
+    assert pointed(made.folder, "latest") == made.folder / step_name(6)
+
+
+def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    checkpoints(tmp_path).save(state(7), best=True)
+    made = checkpoints(tmp_path, keep=3, best=False)
+    for iteration in range(8, 13):
+        made.save(state(iteration), best=iteration == 8)
+    assert names(tmp_path) == ["latest.json", step_name(10), step_name(11), step_name(12)]
+
+
+def test_an_improvement_is_a_reason_to_save_only_where_the_best_is_kept(tmp_path: Path) -> None:
+    for best in (True, False):
+        made = checkpoints(tmp_path, every=0, best=best)
+        assert made.due(3, 7, improved=True) == best
+        assert made.due(7, 7, improved=True)
+
+
+def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    before = (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns
+    made.save(state(1), best=True)
+    assert (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns == before
+    assert pointed(made.folder, "best") == made.folder / step_name(1)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, list(range(1, 8))), (3, [3, 6, 7]), (9, [7])])
+def test_checkpoints_are_due_as_planned_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, every=every)
+    assert [iteration for iteration in range(1, 8) if made.due(iteration, 7)] == due
+
+
+def test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
+    made = checkpoints(tmp_path, every=5, every_seconds=60)
+    due = []
+    for iteration in range(1, 20):
+        now += 25
+        if made.due(iteration, 100):
+            due.append(iteration)
+            assert made.save(state(iteration))
+    assert due == [3, 5, 8, 10, 13, 15, 18], "75 s after the last one, or where it is due by iterations"
+
+
+def test_a_checkpoint_by_time_that_failed_is_not_tried_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
+    made = checkpoints(tmp_path, every=0, every_seconds=60)
+    now, full = 61.0, state(1)
+    full.progress.metrics_bytes = None
+    assert made.due(1, 100)
+    assert not made.save(full)
+    assert not made.due(2, 100)
+
+
+def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    stale = tmp_path / "checkpoints" / (step_name(4) + ".tmp")
+    (stale / "low").mkdir(parents=True)
+    (stale / MANIFEST).write_text("{}")
+    made = checkpoints(tmp_path)
+    assert names(tmp_path) == []
+    with pytest.raises(ResumeError, match="no intact checkpoint") as raised:
+        made.load(state(0), made.newest())
+    assert raised.value.exit_code == 14
+
+
+def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path: Path) -> None:
+    saved = state(3)
+    saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
+    saved.algorithm.kl_coef = {"low": 0.125, "high": 0.1 + 0.2}
+    saved.run.evaluation = {"best": {"iteration": 2, "score": 0.5}}
+    saved.run.wall_seconds = 12.5
+    checkpoints(tmp_path).save(saved)
+    expected = (random.random(), numpy.random.rand(), torch.rand(3))
+    fresh = state(0)
+    again = checkpoints(tmp_path)
+    assert again.newest() == tmp_path / "checkpoints" / step_name(3)
+    again.load(fresh, again.newest())
+    assert fresh.progress == saved.progress
+    assert fresh.algorithm.kl_coef == saved.algorithm.kl_coef
+    assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
+    assert (random.random(), numpy.random.rand()) == expected[:2]
+    assert torch.equal(torch.rand(3), expected[2])
+
+
+def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    made.save(state(2))
+    (made.folder / step_name(2) / "state.json").write_text("{}")
+    fresh = state(0)
+    again = checkpoints(tmp_path)
+    again.load(fresh, again.newest())
+    assert fresh.progress.iteration == 1
+    again.save(state(2))
+    assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_kept(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, keep=3)
+    for iteration in (4, 6, 8):
+        made.save(state(iteration), best=iteration == 8)
+    for iteration in (6, 8):
+        (made.folder / step_name(iteration) / "state.json").write_text("{}")
+    again = checkpoints(tmp_path)
+    again.load(state(0), again.newest())
+    again.save(state(4))  # asked to leave at once
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(6), step_name(8)]
+    again.save(state(5))
+    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(5)]
+    again.save(state(6))
+    assert newest_intact(made.folder) == made.folder / step_name(6)
+    assert [path.name for path in all_checkpoints(made.folder)] == [step_name(5), step_name(6)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("schema_version", 99, "another checkpoint format"), ("world_size", 2, "start with launch.processes=2")],
+)
+def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
+    key: str, value: int, said: str, tmp_path: Path
+) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    folder = made.folder / step_name(1)
+    stored = json.loads((folder / "state.json").read_text())
+    temporary = folder.rename(folder.with_name("changed.tmp"))
+    (temporary / MANIFEST).unlink()
+    (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
+    commit_all(temporary, folder)
+    with pytest.raises(ResumeError, match=said):
+        made.load(state(0), made.newest())
+
+
+def test_random_streams_go_on_where_they_were_written_down() -> None:
+    random.gauss(0, 1)  # leaves half of a pair behind, which belongs to the state
+    numpy.random.randn()
+    kept = json.loads(json.dumps(rng_state()))
+    first = drawn()
+    restore_rng(kept)
+    assert drawn() == first
+
+
+def drawn() -> tuple[object, ...]:
+    return random.gauss(0, 1), random.random(), numpy.random.randn(), numpy.random.rand(), torch.rand(4).tolist()
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file of this process may grow beyond `limit` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_one_checkpoint_and_leaves_the_last_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path)
+    made.save(state(1))
+    with full_disk(1000):
+        assert not made.save(state(2))
+    assert "warning: checkpoint not saved (" in capsys.readouterr().out
+    assert names(tmp_path) == ["latest.json", step_name(1)]
+    assert newest_intact(made.folder) == made.folder / step_name(1)
+    assert made.save(state(2))
+    assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_thirteen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    with full_disk(1000):
+        for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+            assert not made.save(state(1))
+        with pytest.raises(StorageError, match="3 checkpoints in a row could not be saved") as raised:
+            made.save(state(1))
+    assert raised.value.exit_code == 13
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_success_in_between_begins_the_count_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    for iteration in range(1, 9):
+        if iteration % MAX_FAILURES_IN_A_ROW == 0:
+            assert made.save(state(iteration))
+        else:
+            with full_disk(1000):
+                assert not made.save(state(iteration))
+    capsys.readouterr()
+
+
+def test_a_commit_that_fails_is_a_checkpoint_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path)
+    (made.folder / step_name(2)).write_text("in the way")
+    assert not made.save(state(2))
+    assert "not saved" in capsys.readouterr().out
+    assert names(tmp_path) == [step_name(2)]
+
+
+def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path)
+    (made.folder / "latest.json").mkdir()
+    assert made.save(state(2))
+    assert "warning: " in capsys.readouterr().out
+    assert newest_intact(made.folder) == made.folder / step_name(2)
+
+
+def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("123")
+    wrote = [listing(tmp_path, [tmp_path / "mine"]), {"low/theirs": {"bytes": 5, "sha256": ""}}]
+
+    def write() -> None:
+        (tmp_path / "low").mkdir()
+        (tmp_path / "low" / "theirs").write_text("12345")
+
+    late = threading.Timer(0.3, write)
+    late.start()
+    await_files(tmp_path, wrote)
+    late.join()
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_what_another_rank_wrote_must_be_there_whole(
+    size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_files, "LISTING_S", 0.2)
+    if size is not None:
+        (tmp_path / "theirs").write_text("x" * size)
+    wrote = [{}, {"theirs": {"bytes": 5, "sha256": ""}}]
+    with pytest.raises(StorageError, match="rank 1 wrote theirs, and rank 0 does not see it"):
+        await_files(tmp_path, wrote)
+
+
+def test_a_file_that_no_rank_wrote_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("123")
+    (tmp_path / "other").write_text("")
+    with pytest.raises(StorageError, match="files that no rank wrote: other"):
+        await_files(tmp_path, [listing(tmp_path, [tmp_path / "mine"])])
+
+
+def test_whoever_tells_of_a_full_disk_the_systems_words_are_kept(tmp_path: Path) -> None:
+    failures: list[str] = []
+    with full_disk(1000), noting(failures), (tmp_path / "weights").open("wb") as file:
+        torch.save(torch.zeros(100_000), file)  # raises a RuntimeError of its own
+    with noting(failures):
+        raise ValueError("not the disk's\nfault")
+    assert failures == ["File too large", "ValueError: not the disk's fault"]
+
+
+def test_a_save_waits_for_the_rows_that_belong_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, waiting = checkpoints(tmp_path), state(2)
+    waiting.progress.metrics_bytes = None
+    assert not made.save(waiting)
+    assert "rows of metrics.jsonl cannot be written" in capsys.readouterr().out
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = checkpoints(tmp_path, every=5)  # 2 are kept, and one more is there while it is written
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(PreflightError, match="3 will lie there at once") as raised:
+        made.refuse_too_little_room(int(free / 2.5), 100)
+    assert raised.value.exit_code == 3
+    made.refuse_too_little_room(int(free / 2.5), 10)
+    assert capsys.readouterr().out.count("no room for the best one") == 1
+    made.refuse_too_little_room(int(free / 4.5), 100)
+    assert capsys.readouterr().out == ""
+    made.save(state(1))
+    made.save(state(2))
+    made.refuse_too_little_room(int(free / 2.5), 100)
+
+
+def test_a_disk_that_may_not_hold_what_is_saved_by_time_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = int(shutil.disk_usage(tmp_path).free / 2.5)
+    made = checkpoints(tmp_path, every=0, every_seconds=600, best=False)
+    made.refuse_too_little_room(size, 1)
+    assert capsys.readouterr().out == ""
+    made.refuse_too_little_room(size, 100)
+    assert "3 will lie there at once if iterations are long (checkpoint.every_seconds=600" in capsys.readouterr().out
+
+
+def test_while_no_iteration_is_better_the_pointer_names_the_initial_weights(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path)
+    made.initial_is_best()
+    made.save(state(1))
+    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": "initial"}
+    made.save(state(2), best=True)
+    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": step_name(2)}

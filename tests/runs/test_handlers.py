@@ -1,0 +1,137 @@
+"""Handlers of ours in this process, and none of them in what it forks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ippo_cli.runs.handlers import handling
+from ippo_cli.runs.signals import HANDLED, WATCH_S, PreemptionHandler
+
+
+def status_of(child: int) -> int:
+    """The wait status of a child that ends within seconds; one that does not is killed."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child did not end")
+
+
+def forked(work: Callable[[], object]) -> int:
+    """A forked child that does this and leaves with 7."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(7)
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_ends_a_forked_child(number: signal.Signals) -> None:
+    with PreemptionHandler() as preemption:
+        child = forked(lambda: time.sleep(60))
+        os.kill(child, number)
+        status = status_of(child)
+        assert os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == number
+        assert preemption.requested is None
+
+
+def test_a_child_that_is_signalled_at_once_ends() -> None:
+    with PreemptionHandler():
+        for _ in range(100):  # the signal comes before, while and after the child undoes what it inherited
+            child = forked(lambda: time.sleep(60))
+            os.kill(child, signal.SIGTERM)
+            assert os.WIFSIGNALED(status_of(child))
+
+
+def test_a_child_that_another_thread_forks_ends_too() -> None:
+    statuses: list[int] = []
+
+    def work() -> None:
+        child = forked(lambda: time.sleep(60))
+        os.kill(child, signal.SIGTERM)
+        statuses.append(status_of(child))
+
+    with PreemptionHandler():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert os.WTERMSIG(statuses[0]) == signal.SIGTERM
+
+
+def test_a_child_has_the_handlers_of_before_even_if_they_were_replaced_twice() -> None:
+    read, write = os.pipe()
+    before = signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"before"))
+    try:
+        with handling([signal.SIGUSR1], lambda *_: None), PreemptionHandler():
+            child = forked(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            assert os.WEXITSTATUS(status_of(child)) == 7
+            assert os.read(read, 100) == b"before"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_child_may_leave_the_block_that_it_was_forked_in() -> None:
+    with handling(HANDLED, lambda *_: None):
+        child = os.fork()
+    if child == 0:
+        os._exit(3 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 4)
+    assert os.WEXITSTATUS(status_of(child)) == 3
+
+
+def test_the_parent_keeps_its_handlers_and_its_signal_mask() -> None:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with PreemptionHandler() as preemption:
+        status_of(forked(lambda: None))
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert preemption.requested is signal.SIGUSR1
+    assert {number: signal.getsignal(number) for number in HANDLED} == before
+
+
+def test_who_waits_is_told_once_that_a_signal_came() -> None:
+    said: list[str] = []
+    with PreemptionHandler() as preemption:
+        preemption.on_asked = said.append
+        time.sleep(2 * WATCH_S)
+        assert said == []
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2 * WATCH_S)
+    assert said == ["SIGTERM"]
+
+
+def test_a_pool_can_be_ended() -> None:
+    with PreemptionHandler():
+        pool = multiprocessing.get_context("fork").Pool(2)
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+        ending = threading.Thread(target=pool.terminate, daemon=True)
+        ending.start()
+        ending.join(timeout=20)
+        ended = not ending.is_alive()
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        assert ended
+
+
+def test_a_command_that_is_prepared_by_a_function_has_no_handler_of_ours() -> None:
+    with PreemptionHandler():
+        process = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
+        process.terminate()
+        assert process.wait(timeout=20) == -signal.SIGTERM

@@ -1,0 +1,159 @@
+"""What happens when the reader of a command's output goes away, and how often Ctrl-C counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.runs import handlers
+from ippo_cli.runs.handlers import Interrupts, handling
+from ippo_cli.runs.signals import PreemptionHandler
+
+LINES = """
+import sys
+from ippo_cli.runs.output import ReaderGone, flush_output, outlive_readers, watch_readers
+watch_readers()
+{before}
+try:
+    for number in range(20_000):
+        print(number, flush=number % 100 == 0)
+    flush_output()
+except ReaderGone:
+    print("ended", file=sys.stderr)
+    sys.exit(141)
+print("done", file=sys.stderr)
+"""
+
+
+def piped(program: str) -> tuple[int, str]:
+    """Exit code and stderr of a Python program whose output is read for one line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    return process.wait(timeout=60), said
+
+
+def test_a_command_ends_quietly_without_a_reader() -> None:
+    assert piped(LINES.format(before="")) == (141, "ended\n")
+
+
+def test_training_outlives_its_reader_and_reports_it() -> None:
+    code, said = piped(LINES.format(before="outlive_readers()"))
+    assert code == 0
+    assert said == "ippo: the reader of the output is gone; training continues\ndone\n"
+
+
+def test_help_without_a_reader() -> None:
+    program = "import sys; sys.argv[1:] = ['--help']\nfrom ippo_cli.cli.train import main\nmain()"
+    code, said = piped(program)
+    assert code in (0, 141)  # what fits into the pipe is written before the reader goes
+    assert said == ""
+
+
+def test_a_closed_pipe_of_another_kind_is_no_lost_reader() -> None:
+    program = (
+        "import os\nfrom ippo_cli.runs.output import watch_readers\nwatch_readers()\n"
+        "one, two = os.pipe(); os.close(one)\nprint('first', flush=True)\n"
+        "try:\n    os.write(two, b'x')\nexcept BrokenPipeError:\n    raise SystemExit(3)"
+    )
+    assert piped(program)[0] == 3
+
+
+def test_two_quick_interrupts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = Interrupts()
+    interrupts.note()
+    interrupts.note()
+    assert not interrupts.insisted
+    monkeypatch.setattr(handlers, "SAME_INTERRUPT_S", 0.05)
+    time.sleep(0.06)
+    interrupts.note()
+    assert interrupts.insisted
+
+
+def test_a_run_survives_two_quick_interrupts_and_not_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PreemptionHandler() as preemption:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert preemption.interrupted
+        assert not preemption.insisted
+        monkeypatch.setattr(handlers, "SAME_INTERRUPT_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert preemption.insisted
+
+
+def test_a_closed_terminal_asks_a_run_to_leave() -> None:
+    with PreemptionHandler() as preemption:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert preemption.requested is signal.SIGHUP
+
+
+def test_nohup_keeps_a_run_from_leaving() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handling((signal.SIGHUP, signal.SIGUSR1), lambda *_: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+SMALL = [
+    "task.train_size=16",
+    "task.eval_size=4",
+    "rollout.buffer_size=8",
+    "num_iterations=2",
+    "evaluation.every=0",
+    "evaluation.greedy=false",
+    "actor.hidden_size=32",
+    "actor.num_layers=1",
+    "actor.num_heads=2",
+    "actor.warm_start_steps=1",
+    "actor.warmup_iterations=0",
+    "tracker.tensorboard=false",
+    "tracker.console=plain",
+    "launch.threads=1",
+]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_reader_and_a_plan_ends_quietly(tmp_path: Path) -> None:
+    def piped_command(*arguments: str) -> tuple[int, str]:
+        """What `ippo-train ... | head -1` gives."""
+        call = f"sys.argv = ['ippo-train', *{[*SMALL, f'output_dir={tmp_path}', *arguments]!r}]"
+        return piped(f"import sys; {call}\nfrom ippo_cli.cli.train import main\nmain()")
+
+    code, said = piped_command()
+    assert code == 0
+    assert "the reader of the output is gone; training continues" in said
+    (state,) = tmp_path.glob("default/*/run.json")
+    assert json.loads(state.read_text())["state"] == "done"
+    code, said = piped_command("mode=plan")
+    assert code in (0, 141)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from ippo_cli.runs.output import flush_output, open_closed_streams, watch_readers\n"
+        "open_closed_streams(); watch_readers()\n"
+        "file = open(sys.argv[1], 'w'); print('lost'); print('lost', file=sys.stderr); flush_output()\n"
+        "file.write('kept'); file.close()\n"
+    )
+    close = " ".join(f"{number}>&-" if number else "<&-" for number in closed)
+    command = ["bash", "-c", f'"$0" -c "$1" "$2" {close}', sys.executable, program, str(tmp_path / "file")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "kept"

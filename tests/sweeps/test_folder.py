@@ -1,0 +1,104 @@
+"""A sweep's folder: found again by what was typed, never shared, one true row per job, and a table of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.sweeps.folder import Row, begin, changed, create, end, find, note_run, reserve, rows_of, swept, table
+
+
+def made(folder: Path, *arguments: str) -> Path:
+    folder.mkdir(parents=True)
+    create(folder, arguments, [Row(1, ["seed=1"], "1"), Row(2, ["seed=2"], "2")])
+    return folder
+
+
+def test_the_newest_sweep_of_the_same_arguments_is_found_in_any_order(tmp_path: Path) -> None:
+    made(tmp_path / "multirun-1", "seed=1,2", "algorithm=ppo")
+    newest = made(tmp_path / "multirun-2", "seed=1,2", "algorithm=ppo")
+    made(tmp_path / "multirun-3", "seed=1,2,3", "algorithm=ppo")
+    (tmp_path / "multirun-4").mkdir()
+    (tmp_path / "multirun-4" / "sweep.json").write_text("{")
+    beside = tmp_path / "multirun-5"
+    assert find(beside, ["algorithm=ppo", "seed=1,2"]) == newest
+    assert find(beside, ["algorithm=ppo", "seed=2,1"]) is None
+
+
+def test_where_the_jobs_run_is_none_of_what_a_sweep_is(tmp_path: Path) -> None:
+    folder = made(tmp_path / "multirun-1", "seed=1,2")
+    assert find(tmp_path / "x", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"]) == folder
+
+
+def test_of_one_key_typed_twice_the_order_counts(tmp_path: Path) -> None:
+    made(tmp_path / "multirun-1", "seed=1", "seed=2")
+    assert find(tmp_path / "x", ["seed=2", "seed=1"]) is None
+
+
+def test_two_sweeps_of_one_second_get_two_folders(tmp_path: Path) -> None:
+    first, second = (reserve(tmp_path / "multirun-1", chosen=False) for _ in range(2))
+    assert first != second
+    assert first.is_dir()
+    assert second.is_dir()
+
+
+def test_a_folder_that_was_chosen_must_be_empty(tmp_path: Path) -> None:
+    chosen = tmp_path / "mine"
+    assert reserve(chosen, chosen=True) == reserve(chosen, chosen=True) == chosen
+    create(chosen, [], [])
+    with pytest.raises(ConfigError, match="is not empty; go on with its sweep by resume=auto"):
+        reserve(chosen, chosen=True)
+
+
+def test_a_row_is_changed_among_the_others_and_one_of_an_unknown_job_is_added(tmp_path: Path) -> None:
+    folder = made(tmp_path / "sweep")
+    with changed(folder, 2) as row:
+        begin(row)
+    with changed(folder, 7) as row:
+        row.folder = "7"
+        end(row, "failed", 12, "why")
+    first, second, third = rows_of(folder)
+    assert (first.state, second.state, third.state) == ("waiting", "running", "failed")
+    assert second.pid is not None
+    assert (third.job, third.exit_code, third.error, third.pid) == (7, 12, "why", None)
+
+
+def test_a_row_takes_score_and_time_from_the_job_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {
+        name: {"iteration": 1, "score": score, "more": 0}
+        for name, score in (("first", 0.25), ("best", 0.75), ("last", 0.5))
+    }
+    (tmp_path / "run.json").write_text(json.dumps({"state": "done", "evaluation": entries, "wall_seconds": 3.5}))
+    row = Row(1, [], "")
+    note_run(row, tmp_path)
+    assert row.wall_seconds == 3.5
+    assert row.score["best"] == {"iteration": 1, "score": 0.75}
+    monkeypatch.chdir(tmp_path)  # whose path would leave the scores no room on a line
+    assert "0.250 -> 0.750, 0.500" in table(Path(), [row])
+
+
+def test_jobs_are_told_apart_by_what_they_do_not_share() -> None:
+    rows = [Row(1, ["a=1", "b=2"], "1"), Row(2, ["a=1", "b=3"], "2")]
+    assert swept(rows) == {1: "b=2", 2: "b=3"}
+    assert swept(rows[:1]) == {1: "a=1 b=2"}
+
+
+def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path) -> None:
+    paths = [f"task.train=/a/{'long/' * 40}{name}.jsonl" for name in "ab"]
+    lines = table(tmp_path, [Row(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "folder" in lines[0]
+    assert sum("waiting" in line for line in lines) == 2
+    column = lines[0].index("overrides")
+    width = lines[0].index("state") - column
+    assert paths[0] in "".join(line[column : column + width].strip() for line in lines[1:])
+
+
+def test_a_garbled_row_is_told_by_its_file(tmp_path: Path) -> None:
+    folder = made(tmp_path / "sweep")
+    (folder / "sweep.json").write_text(json.dumps({"arguments": [], "jobs": [{"nope": 1}]}))
+    with pytest.raises(ResumeError, match=r"sweep.json cannot be read"):
+        rows_of(folder)

@@ -1,0 +1,114 @@
+"""`sweep=optuna`: deterministic by seed, whichever job ends first, and jobs that fall behind are told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import OptunaSweepConfig, SweepKind
+from ippo_cli.sweeps.folder import Row
+from ippo_cli.sweeps.optuna import OptunaSearch, behind
+from ippo_cli.sweeps.space import Dimension
+
+CONFIG = OptunaSweepConfig(
+    kind=SweepKind.optuna,
+    at_once=1,
+    seed=0,
+    space={},
+    trials=12,
+    startup_trials=3,
+    prune=True,
+    prune_after=0,
+)
+SPACE = [Dimension(key="x", low=0.0, high=1.0), Dimension(key="mode", choices=("a", "b"))]
+needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra `sweeps` is not installed")
+
+
+def ended(folder: Path, row: Row, score: float) -> Row:
+    """The row of a job that is done with that score, and its files."""
+    place = folder / str(row.job)
+    place.mkdir(exist_ok=True)
+    (place / "config.yaml").write_text("task: {primary_metric: sampled/score}")
+    (place / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "eval/sampled/score": score}) + "\n")
+    return replace(row, folder=str(row.job), state="done")
+
+
+def value(row: Row) -> float:
+    return float(next(text for text in row.overrides if text.startswith("x=")).partition("=")[2])
+
+
+def searched(folder: Path, config: OptunaSweepConfig) -> list[Row]:
+    """All jobs of a search, as many at a time as may be; the score is highest at x = 0.7, and the last begun ends
+    first."""
+    search, rows = OptunaSearch(config, SPACE, ["fixed=1"]), []
+    while True:
+        while new := search.due(folder, rows):
+            rows += new
+        running = [place for place, row in enumerate(rows) if row.state == "waiting"]
+        if not running:
+            return rows
+        rows[running[-1]] = ended(folder, rows[running[-1]], 1.0 - abs(value(rows[running[-1]]) - 0.7))
+
+
+@needs_optuna
+def test_a_search_finds_what_scores_well_and_is_the_same_again(tmp_path: Path) -> None:
+    rows = searched(tmp_path, CONFIG)
+    assert len(rows) == 12
+    assert all(row.overrides[0] == "fixed=1" for row in rows)
+    early, late = ([abs(value(row) - 0.7) for row in part] for part in (rows[:4], rows[-4:]))
+    assert sum(late) < sum(early)
+    assert [row.overrides for row in searched(tmp_path, CONFIG)] == [row.overrides for row in rows]
+    assert [row.overrides for row in searched(tmp_path, replace(CONFIG, seed=1))] != [row.overrides for row in rows]
+
+
+@needs_optuna
+def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    rows = searched(tmp_path, CONFIG)
+    again = OptunaSearch(CONFIG, SPACE, ["fixed=1"]).due(tmp_path, rows[:7])
+    assert [row.overrides for row in again] == [rows[7].overrides]
+
+
+@needs_optuna
+def test_of_several_at_a_time_a_job_depends_on_none_that_may_still_train(tmp_path: Path) -> None:
+    search = OptunaSearch(replace(CONFIG, at_once=3), SPACE, [])
+    rows: list[Row] = []
+    for _ in range(3):
+        rows += search.due(tmp_path, rows)
+    assert len(rows) == 3
+    assert search.due(tmp_path, rows) == []
+    rows[2] = ended(tmp_path, rows[2], 0.9)  # the fourth depends on the first alone
+    assert search.due(tmp_path, rows) == []
+    rows[0] = ended(tmp_path, rows[0], 0.1)
+    [one] = search.due(tmp_path, rows)
+    rows[1] = ended(tmp_path, rows[1], 0.2)
+    [other] = search.due(tmp_path, rows)
+    assert (one.job, one.overrides) == (4, other.overrides)
+
+
+@needs_optuna
+def test_a_job_that_failed_is_passed_over(tmp_path: Path) -> None:
+    search = OptunaSearch(CONFIG, SPACE, [])
+    [row] = search.due(tmp_path, [])
+    assert len(search.due(tmp_path, [replace(row, state="failed")])) == 1
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ippo_cli.sweeps.optuna.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ippo-cli\[sweeps\]'"):
+        OptunaSearch(CONFIG, SPACE, [])
+
+
+def test_a_job_is_behind_where_its_best_is_below_the_median() -> None:
+    others = [[(0, 0.1), (2, 0.3), (4, 0.6)], [(0, 0.1), (2, 0.5), (4, 0.7)], [(0, 0.1), (2, 0.4), (4, 0.8)]]
+    assert behind([(0, 0.1), (2, 0.39)], others, CONFIG) == 2
+    assert behind([(0, 0.1), (2, 0.4)], others, CONFIG) is None
+    assert behind([(0, 0.45), (2, 0.2)], others, CONFIG) is None, "it was better before"
+    assert behind([(0, 0.1), (2, 0.39)], others[:2], CONFIG) is None, "too few are done"
+    assert behind([(0, 0.1), (2, 0.39)], others, replace(CONFIG, prune_after=2)) is None
+    assert behind([(0, 0.1), (2, 0.5), (4, 0.1)], others, CONFIG) is None, "the last iteration ends it anyway"
+    assert behind([(0, 0.05), (3, 0.0)], others, CONFIG) is None, "nobody else has a score there"

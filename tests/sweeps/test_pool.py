@@ -1,0 +1,85 @@
+"""`sweep.at_once`: each job that trains at a time has GPUs of its own, as far as there are enough."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.sweeps import folder as sweep_folder
+from ippo_cli.sweeps import pool as sweep_pool
+from ippo_cli.sweeps.folder import Row
+from ippo_cli.sweeps.job import Sweep
+from ippo_cli.sweeps.pool import JobPool, dealt, known_devices
+
+WORKER = """#!/bin/sh
+cat > /dev/null
+echo "${CUDA_VISIBLE_DEVICES-all}" >> seen
+while [ -e busy ]; do sleep 0.02; done
+"""
+UNIQUE = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-3/1/0", "GPU-2b")
+
+
+def seen(folder: Path, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> list[str]:
+    """What jobs of so many ranks, begun one after another and all still training, have in CUDA_VISIBLE_DEVICES."""
+    monkeypatch.chdir(folder)
+    (folder / "python").write_text(WORKER)
+    (folder / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    (folder / "busy").touch()
+    rows = [Row(job, [], str(job)) for job in range(1, len(ranks) + 1)]
+    sweep_folder.create(folder, [], rows)
+    pool = JobPool(Sweep(folder, "here", os.getpid(), (), (), False, None), len(ranks))
+    for begun, (row, processes) in enumerate(zip(rows, ranks, strict=True), 1):
+        pool.start(row, {"launch": {"processes": processes}})
+        until = time.monotonic() + 60
+        while not (folder / "seen").exists() or (folder / "seen").read_text().count("\n") < begun:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    (folder / "busy").unlink()
+    while pool.jobs:
+        pool.reap()
+    return (folder / "seen").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "expected"),
+    [
+        ("0,1,2,3", (1, 1, 1), ["0", "1", "2"]),
+        ("4,7", (1, 1, 1), ["4", "7", "4"]),  # fewer than jobs: in turn
+        (",".join(UNIQUE), (1, 1), list(UNIQUE[:2])),
+        ("0,1,2,3", (2, 1, 1), ["0,1", "2", "3"]),  # jobs need not be alike
+        ("0,1,2", (2, 2), ["0,1", "0,2"]),
+        ("0, 1", (1, 1), ["0", "1"]),
+        ("3", (1, 1), ["3", "3"]),
+        ("0,1", (2, 2), ["0,1", "0,1"]),
+        ("", (1, 1), ["", ""]),
+        ("2,-1,3", (1, 1), ["2,-1,3", "2,-1,3"]),  # to CUDA that is 2 alone
+    ],
+)
+def test_jobs_that_train_at_a_time_have_gpus_of_their_own_while_there_are_enough(
+    visible: str, ranks: tuple[int, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert seen(tmp_path, monkeypatch, *ranks) == expected
+
+
+def test_where_nobody_says_which_gpus_are_visible_all_of_the_machine_are_dealt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name in ("0000:1b:00.0", "0000:43:00.0"):
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    monkeypatch.setattr(sweep_pool, "GPUS", tmp_path / "gpus")
+    assert seen(tmp_path, monkeypatch, 1, 1) == ["0", "1"]
+    monkeypatch.setattr(sweep_pool, "GPUS", tmp_path / "none")
+    assert known_devices({}) == []
+
+
+def test_a_job_is_given_what_another_has_left() -> None:
+    assert dealt(["0", "1", "2"], 1, {"0": 1, "2": 1}) == ("1",)
+    assert dealt(["0", "1"], 1, {"0": 2, "1": 1}) == ("1",)
+    assert dealt([], 1, {}) == ()

@@ -1,0 +1,115 @@
+"""`sweep=population`: who goes on, with which values, and from whose run."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import PopulationSweepConfig, SweepKind
+from ippo_cli.sweeps.folder import Row
+from ippo_cli.sweeps.lineage import inherit
+from ippo_cli.sweeps.population import PopulationSearch, mutated, winner_of
+from ippo_cli.sweeps.space import Dimension
+
+CONFIG = PopulationSweepConfig(
+    kind=SweepKind.population,
+    at_once=1,
+    seed=0,
+    space={},
+    members=4,
+    generations=3,
+    tournament_size=2,
+    shrink=0.8,
+    grow=1.2,
+)
+RATE = Dimension(key="actor.learning_rate", low=1e-5, high=1e-2, log=True)
+BATCH = Dimension(key="algorithm.mini_batch_size", choices=("16", "32", "64"))
+
+
+def done(folder: Path, row: Row, score: float) -> Row:
+    """The row of a member that ended with that score, and the files that a run leaves."""
+    place = folder / str(row.job)
+    (place / "checkpoints" / "step_00000002").mkdir(parents=True)
+    (place / "checkpoints" / "step_00000002" / "manifest.json").write_text("{}")
+    (place / "config.yaml").write_text("task: {primary_metric: sampled/score}")
+    (place / "metrics.jsonl").write_text(json.dumps({"iteration": 2, "eval/sampled/score": score}) + "\n")
+    (place / "run.json").write_text(json.dumps({"state": "done", "iterations": 2}))
+    (place / "run.lock").touch()
+    return replace(row, folder=str(row.job), state="done")
+
+
+def search() -> PopulationSearch:
+    return PopulationSearch(CONFIG, [RATE, BATCH], ["seed=3"], ["critic"])
+
+
+def test_the_best_goes_on_as_it_is_and_others_with_one_value_changed(tmp_path: Path) -> None:
+    first = search().due(tmp_path, [])
+    assert [(row.job, row.generation, row.member, row.parent) for row in first] == [
+        (job, 1, job, None) for job in range(1, 5)
+    ]
+    assert len({tuple(row.overrides) for row in first}) == 4
+    rows = [done(tmp_path, row, score) for row, score in zip(first, (0.1, 0.7, 0.3, 0.2), strict=True)]
+    second = search().due(tmp_path, rows)
+    assert [(row.job, row.generation, row.member) for row in second] == [(4 + n, 2, n) for n in range(1, 5)]
+    assert (second[0].parent, second[0].overrides) == (2, rows[1].overrides)
+    for row in second[1:]:
+        assert row.parent != 1, "the worst of four wins no tournament of two"
+        parent = rows[(row.parent or 0) - 1]
+        changed = [pair for pair in zip(parent.overrides, row.overrides, strict=True) if pair[0] != pair[1]]
+        assert len(changed) == 1
+        key, _, value = changed[0][1].partition("=")
+        if key == RATE.key:
+            ratio = float(value) / float(changed[0][0].partition("=")[2])
+            assert min(abs(ratio - 0.8), abs(ratio - 1.2)) < 0.01
+    assert search().due(tmp_path, rows) == second, "after a kill the same are made up again"
+
+
+def test_a_generation_waits_for_all_and_one_that_is_begun_is_not_made_again(tmp_path: Path) -> None:
+    first = search().due(tmp_path, [])
+    rows = [done(tmp_path, row, 0.5) for row in first[:3]] + [first[3]]
+    assert search().due(tmp_path, rows) == []
+    rows[3] = replace(first[3], state="failed")
+    second = search().due(tmp_path, rows)
+    assert 4 not in {row.parent for row in second}, "who failed is nobody's parent"
+    assert search().due(tmp_path, [*rows, *second]) == []
+    assert search().unfinished([*rows, *second]) == second
+
+
+def test_where_all_fail_there_is_no_next_generation(tmp_path: Path) -> None:
+    rows = [replace(row, state="failed") for row in search().due(tmp_path, [])]
+    assert search().due(tmp_path, rows) == []
+
+
+def test_at_the_end_of_its_range_a_value_turns_back() -> None:
+    for seed in range(10):
+        assert mutated([BATCH], {BATCH.key: "64"}, CONFIG, random.Random(seed)) == {BATCH.key: "32"}
+
+
+def test_a_tournament_of_all_is_won_by_the_first_of_the_best() -> None:
+    assert winner_of([0.1, 0.5, 0.5, float("-inf")], 4, random.Random(0)) == 1
+
+
+def test_a_member_begins_as_its_parent_ended_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+    row = done(tmp_path, Row(1, ["seed=3"], "1"), 0.5)
+    inherit(tmp_path / "1", tmp_path / "2")
+    child = tmp_path / "2"
+    assert json.loads((child / "run.json").read_text())["state"] == "preempted"
+    assert json.loads((tmp_path / row.folder / "run.json").read_text())["state"] == "done"
+    assert not (child / "run.lock").exists()
+    with (child / "metrics.jsonl").open("a") as file:
+        file.write("more\n")
+    assert "more" not in (tmp_path / "1" / "metrics.jsonl").read_text()
+    (child / "mine").touch()
+    inherit(tmp_path / "1", child)
+    assert (child / "mine").exists(), "what has begun is not begun again"
+
+
+@pytest.mark.parametrize("key", ["seed", "critic", "num_iterations", "rollout.buffer_size", "actor.model", "task.kind"])
+def test_what_a_run_that_goes_on_must_keep_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot change while a run goes on"):
+        PopulationSearch(CONFIG, [replace(RATE, key=key)], [], ["critic"])

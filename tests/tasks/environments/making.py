@@ -1,0 +1,128 @@
+"""Configurations of worlds for tests, and play that is fixed by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from ippo_cli.config.schema import (
+    AgentConfig,
+    GymnasiumConfig,
+    IllegalMove,
+    ObservationForm,
+    Opponent,
+    OwnEnvironmentConfig,
+    PettingzooConfig,
+    ReasoningGymConfig,
+    WorldConfig,
+)
+from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.examples import world_examples
+from ippo_cli.tasks.warm_start import Playable, first_examples, played_lessons
+
+INVALID = -0.25
+
+
+def common(agents: str, **values: Any) -> dict[str, Any]:
+    named = {name: AgentConfig(template="{observation}") for name in agents.split()}
+    return {
+        "kind": None,
+        "agents": named,
+        "primary_metric": "sampled/score",
+        "train_size": 1000,
+        "eval_size": 10,
+        "num_workers": 1,
+        **values,
+    }
+
+
+def gymnasium(
+    env_id: str | None, form: str = "short", *, max_turns: int | None = 32, agents: str = "solo", **arguments: Any
+) -> GymnasiumConfig:
+    return GymnasiumConfig(
+        **common(agents, environment_args=arguments, max_turns=max_turns),
+        env_id=env_id,
+        observation=ObservationForm(form),
+        invalid_reward=INVALID,
+    )
+
+
+def pettingzoo(
+    env_id: str | None,
+    agents: str = "solo",
+    form: str = "short",
+    *,
+    seat: int | str = 0,
+    illegal: str = "retry",
+    max_turns: int | None = 50,
+    **arguments: Any,
+) -> PettingzooConfig:
+    return PettingzooConfig(
+        **common(agents, environment_args=arguments, max_turns=max_turns),
+        env_id=env_id,
+        observation=ObservationForm(form),
+        invalid_reward=INVALID,
+        illegal_move=IllegalMove(illegal),
+        opponent=Opponent.random,
+        seat=seat,
+    )
+
+
+def reasoning_gym(
+    dataset: str | None, num_turns: int = 1, *, tag: str | None = None, agents: str = "solo", **arguments: Any
+) -> ReasoningGymConfig:
+    return ReasoningGymConfig(
+        **common(agents), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
+    )
+
+
+def own(
+    environment: str | None, agents: str = "solo", *, max_turns: int | None = 32, **arguments: Any
+) -> OwnEnvironmentConfig:
+    return OwnEnvironmentConfig(
+        **common(agents, environment_args=arguments, max_turns=max_turns), environment=environment
+    )
+
+
+def row(seed: int, index: int = 0) -> dict[str, int]:
+    return {"seed": seed, "dataset_seed": seed, "index": index}
+
+
+def act(world: Playable, **texts: str) -> Step:
+    return world.step({agent: Action(text=text) for agent, text in texts.items()})
+
+
+def random_turns(config: WorldConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
+    """What was told and answered in the lessons of random play, agent by agent."""
+    examples, _ = world_examples(config, seed)
+    world = make_environment(config)()
+    lessons = played_lessons(world, config.agents, first_examples(examples, episodes), seed)
+    return [turn for taught in lessons.values() for lesson in taught for turn in lesson]
+
+
+def play(world: Playable, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
+    """Everything that is told and paid in an episode whose answers are drawn by `choices`, some of them invalid."""
+    luck = random.Random(choices)
+    observations = world.reset(example, seed)
+    story: list[Any] = [dict(observations)]
+    for _ in range(200):
+        offered = world.actions()
+        answers = {agent: luck.choice([*offered[agent], "?"]) for agent in observations}
+        step = act(world, **answers)
+        observations = step.observations
+        story.append(
+            (
+                answers,
+                dict(observations),
+                dict(step.rewards),
+                step.terminated,
+                step.truncated,
+                sorted(step.unfinished),
+                dict(step.parts),
+            )
+        )
+        if step.terminated or step.truncated:
+            return story
+    raise AssertionError("the episode does not end")

@@ -1,0 +1,42 @@
+"""How actions are written and read."""
+
+from __future__ import annotations
+
+import pytest
+
+from ippo_cli.tasks.environments.actions import ActionTexts
+
+WAYS = ActionTexts(4, names=("left", "down", "right", "up"))
+
+
+@pytest.mark.parametrize("text", ["down", " Down\n", "d", "D", "1", " 1 "])
+def test_an_action_is_named_by_its_name_letter_or_number(text: str) -> None:
+    assert WAYS.read(text) == 1
+
+
+@pytest.mark.parametrize("text", ["", " ", "down.", "do", "go down", "dd", "4", "-1", "01", "1.0", "+1", "¹"])
+def test_anything_else_names_no_action(text: str) -> None:
+    assert WAYS.read(text) is None
+
+
+def test_a_letter_that_two_names_begin_with_names_neither() -> None:
+    hands = ActionTexts(5, names=("rock", "paper", "scissors", "spock", "lizard"))
+    assert hands.read("s") is None
+    assert hands.read("spock") == 3
+    assert [hands.write(action) for action in hands.actions] == ["r", "p", "2", "3", "l"]
+
+
+def test_every_text_that_is_written_is_read_as_its_action() -> None:
+    for texts in (WAYS, ActionTexts(3), ActionTexts(3, start=-1), ActionTexts(2, names=("stay", "s"))):
+        assert [texts.read(texts.write(action)) for action in texts.actions] == list(texts.actions)
+
+
+def test_numbers_begin_where_the_space_does() -> None:
+    shifted = ActionTexts(3, start=5)
+    assert [shifted.read(text) for text in ("4", "5", "7", "8")] == [None, 5, 7, None]
+
+
+def test_actions_are_told_by_name_and_otherwise_by_number() -> None:
+    assert WAYS.told() == "left, down, right, up"
+    assert WAYS.told([3]) == "up"
+    assert ActionTexts(3).told() == "0, 1, 2"

@@ -1,0 +1,108 @@
+"""What is refused before any package is looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from making import gymnasium, own, pettingzoo, reasoning_gym
+
+import ippo_cli
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import (
+    GymnasiumConfig,
+    OwnEnvironmentConfig,
+    PettingzooConfig,
+    ReasoningGymConfig,
+    WorldConfig,
+)
+from ippo_cli.tasks.environments.checks import check_world
+
+pytestmark = pytest.mark.needs_no_package
+ROOT = Path(__file__).parents[3]
+KINDS = {
+    "gymnasium": GymnasiumConfig,
+    "pettingzoo": PettingzooConfig,
+    "reasoning_gym": ReasoningGymConfig,
+    "environment": OwnEnvironmentConfig,
+}
+
+
+def sized(config: WorldConfig, **values: int) -> WorldConfig:
+    return dataclasses.replace(config, **values)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (gymnasium(None), "task.env_id=null names no environment; set it, for example task.env_id=FrozenLake-v1"),
+        (pettingzoo(None), "task.env_id=null names no environment; .*classic/tictactoe_v3"),
+        (reasoning_gym(None), "task.dataset=null names no environment; .*chain_sum"),
+        (own(None), "task.environment=null names no environment; .*my_env.py:make"),
+        (sized(own("x.py:y"), train_size=2**31), "task.train_size=2147483648 task.eval_size=10 ask for more than"),
+        (own("x.py:y", max_turns=0), "task.max_turns=0 leaves no turn"),
+    ],
+)
+def test_a_world_that_names_nothing_is_refused(config: WorldConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_world(config)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (gymnasium("FrozenLake-v1", agents="a b"), r"task.agents=\{a,b\} are several, and an environment of gymnasium"),
+        (reasoning_gym("chain_sum", agents="a b"), r"task.agents=\{a,b\} are several, and a question of reasoning_gym"),
+        (reasoning_gym("chain_sum", 0), "task.num_turns=0 leaves no turn"),
+    ],
+)
+def test_a_world_for_one_is_refused_to_several(config: WorldConfig, message: str) -> None:
+    pytest.importorskip(config.agents and "gymnasium", reason="needs ippo-cli[environments]")
+    with pytest.raises(ConfigError, match=message):
+        check_world(config)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    code = """
+import sys
+from ippo_cli.tasks.environments import checks
+from ippo_cli.tasks.environments.build import make_environment
+from making import gymnasium, pettingzoo, reasoning_gym
+
+found = checks.find_spec
+worlds = [gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum")]
+for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds):
+    checks.find_spec = lambda name: None if name == package else found(name)
+    try:
+        make_environment(config)
+    except Exception as error:
+        print(type(error).__name__, error, package in sys.modules)
+"""
+    paths = os.pathsep.join([str(Path(ippo_cli.__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [
+        f"ConfigError task.{setting} needs the package {package}, which is not installed; "
+        "run pip install 'ippo-cli[environments]' False"
+        for package, setting in (
+            ("gymnasium", "env_id=FrozenLake-v1"),
+            ("pettingzoo", "env_id=classic/tictactoe_v3"),
+            ("reasoning_gym", "dataset=chain_sum"),
+        )
+    ], done.stderr
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_yaml_of_a_world_sets_every_key_of_its_schema_and_no_other(name: str) -> None:
+    folder = ROOT / "conf"
+    written = yaml.safe_load((folder / "base" / "world.yaml").read_text())
+    for group in ("base", "task"):
+        written |= yaml.safe_load((folder / group / f"{name}.yaml").read_text())["task"]
+    assert set(written) == {field.name for field in dataclasses.fields(KINDS[name])}

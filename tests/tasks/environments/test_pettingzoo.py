@@ -1,0 +1,261 @@
+"""PettingZoo games as text: who plays which seat, what is legal, who is paid when."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from making import INVALID, act, pettingzoo, play, row
+from spoken import episode
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.tasks.environments.actions import ActionTexts
+from ippo_cli.tasks.environments.build import make_environment
+
+TICTACTOE, CONNECT, HANDS = "classic/tictactoe_v3", "classic/connect_four_v3", "classic/rps_v2"
+
+
+def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    assert world.reset(row(0), 0) == {"one": "........."}
+    assert act(world, one="0").observations == {"two": "o........"}
+    assert act(world, two="4").observations == {"one": "x...o...."}
+    act(world, one="1")
+    step = act(world, two="5")
+    assert (step.observations, step.rewards) == ({"one": "xx..oo..."}, {"one": 0.0, "two": 0.0})
+    last = act(world, one="2")
+    assert last.terminated
+    assert last.rewards == {"one": 1.0, "two": -1.0}
+    assert last.observations == {"one": "xxx.oo...", "two": "ooo.xx..."}
+    assert last.parts == {
+        "invalid": 0.0,
+        "win_one": 1.0,
+        "draw_one": 0.0,
+        "loss_one": 0.0,
+        "win_two": 0.0,
+        "draw_two": 0.0,
+        "loss_two": 1.0,
+    }
+
+
+def test_a_drawn_game_pays_nobody() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    world.reset(row(0), 0)
+    for move, square in enumerate("401762538"):
+        step = act(world, **{("one", "two")[move % 2]: square})
+    assert step.terminated
+    assert step.rewards == {"one": 0.0, "two": 0.0}
+    assert [step.parts[name] for name in ("draw_one", "draw_two", "win_one", "loss_two")] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_an_illegal_or_unreadable_move_is_told_again_and_costs() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    world.reset(row(0), 0)
+    act(world, one="0")
+    for count, text in enumerate(("0", "9", "four"), 1):
+        step = act(world, two=text)
+        assert step.observations == {"two": "o........"}
+        assert step.rewards == {"one": 0.0, "two": INVALID}
+        assert step.parts == {"invalid": float(count)}
+    assert act(world, two="4").observations == {"one": "x...o...."}
+
+
+def test_an_illegal_move_loses_where_the_games_own_rule_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two", illegal="lose"))()
+    for _ in range(2):
+        world.reset(row(0), 0)
+        act(world, one="0")
+        with caplog.at_level(logging.WARNING):
+            step = act(world, two="0")
+        assert step.terminated
+        assert step.rewards == {"one": 0.0, "two": -1.0}
+        assert (step.parts["loss_two"], step.parts["win_one"], step.parts["draw_one"]) == (1.0, 0.0, 1.0)
+        assert caplog.records == []
+    world.reset(row(0), 0)
+    assert act(world, one="none").observations == {"one": "........."}, "what names no move cannot be handed on"
+
+
+def test_connect_four_is_told_by_columns_and_a_full_one_is_illegal() -> None:
+    world = make_environment(pettingzoo(CONNECT, "one two"))()
+    assert world.reset(row(0), 0) == {"one": "//////"}
+    for move in range(6):
+        step = act(world, **{("one", "two")[move % 2]: "3"})
+    assert step.observations == {"one": "///xoxoxo///"}
+    assert world.actions() == {"one": ["0", "1", "2", "4", "5", "6"]}
+    assert act(world, one="3").rewards["one"] == INVALID
+    assert act(world, one="0").observations == {"two": "o///oxoxox///"}
+
+
+def test_a_board_in_words_shows_the_columns_upright() -> None:
+    world = make_environment(pettingzoo(CONNECT, "one two", "words"))()
+    world.reset(row(0), 0)
+    act(world, one="0")
+    step = act(world, two="6")
+    assert step.observations["one"].splitlines()[1:] == ["......."] * 5 + ["x.....o"]
+
+
+def test_both_act_at_once_where_the_game_is_parallel() -> None:
+    world = make_environment(pettingzoo(HANDS, "one two", max_cycles=3))()
+    assert world.reset(row(0), 0) == {"one": "-", "two": "-"}
+    step = act(world, one="rock", two="p")
+    assert step.observations == {"one": "p", "two": "r"}
+    assert step.rewards == {"one": -1.0, "two": 1.0}
+    act(world, one="s", two="p")
+    step = act(world, one="2", two="0")
+    assert (step.terminated, step.truncated) == (False, True), "the game has a limit of rounds"
+    assert step.rewards == {"one": -1.0, "two": 1.0}
+    assert (step.parts["loss_one"], step.parts["win_two"]) == (1.0, 1.0)
+
+
+def test_at_once_an_answer_waits_until_the_other_one_names_an_action() -> None:
+    world = make_environment(pettingzoo(HANDS, "one two"))()
+    world.reset(row(0), 0)
+    step = act(world, one="rock", two="stone")
+    assert step.observations == {"two": "-"}
+    assert step.rewards == {"one": 0.0, "two": INVALID}
+    step = act(world, two="scissors")
+    assert step.observations == {"one": "s", "two": "r"}
+    assert step.rewards == {"one": 1.0, "two": -1.0}
+
+
+def test_more_hands_have_names_as_well() -> None:
+    world = make_environment(pettingzoo(HANDS, "one two", num_actions=7))()
+    world.reset(row(0), 0)
+    assert world.actions()["one"] == ["r", "p", "2", "3", "l", "5", "6"]
+    assert act(world, one="spock", two="rock").rewards == {"one": 1.0, "two": -1.0}
+    assert act(world, one="action_7", two="6").rewards == {"one": 0.0, "two": 0.0}
+
+
+@pytest.mark.parametrize(("seat", "begins"), [(0, [True, True]), (1, [False, False]), ("alternate", [True, False])])
+def test_the_seat_is_the_first_agents(seat: int | str, begins: list[bool]) -> None:
+    world = make_environment(pettingzoo(TICTACTOE, seat=seat))()
+    for example, first in enumerate(begins):
+        told = world.reset(row(example), 0)["solo"]
+        assert Counter(told) == ({".": 9} if first else {".": 8, "o": 1})
+
+
+def test_two_agents_change_seats_where_they_alternate() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two", seat="alternate"))()
+    assert [list(world.reset(row(example), 0)) for example in range(3)] == [["one"], ["two"], ["one"]]
+
+
+def test_the_opponent_moves_legally_and_by_the_episodes_seed() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, seat=1))()
+    assert play(world, row(0), 3, 1) == play(world, row(0), 3, 1)
+    begun = Counter(world.reset(row(0), seed)["solo"].index("o") for seed in range(900))
+    assert set(begun) == set(range(9))
+    assert 60 < min(begun.values()) <= max(begun.values()) < 140, "uniformly, 100 each"
+
+
+def test_an_opponent_that_wins_is_paid_for_in_the_step_before() -> None:
+    world = make_environment(pettingzoo(TICTACTOE))()
+    results = []
+    for seed in range(60):
+        story = play(world, row(0), seed, seed)
+        rewards = [entry[2]["solo"] for entry in story[1:] if entry[0]["solo"] != "?"]
+        parts = story[-1][-1]
+        assert parts["win"] + parts["draw"] + parts["loss"] == 1.0
+        assert rewards[:-1] == [0.0] * (len(rewards) - 1)
+        results.append(rewards[-1])
+        assert parts["loss"] == (rewards[-1] == -1.0)
+    assert {-1.0, 1.0} <= set(results)
+
+
+def test_a_game_is_cut_at_max_turns_of_an_agent_and_is_neither_won_nor_lost() -> None:
+    world = make_environment(pettingzoo(TICTACTOE, "one two", max_turns=2))()
+    world.reset(row(0), 0)
+    for move, square in enumerate("04"):
+        act(world, **{("one", "two")[move]: square})
+    step = act(world, one="1")
+    assert (step.terminated, step.truncated) == (False, True)
+    assert step.observations == {"one": "xx..o....", "two": "oo..x...."}, "what both would have acted on"
+    assert step.parts == {"invalid": 0.0} | {
+        f"{name}_{agent}": 0.0 for name in ("win", "draw", "loss") for agent in ("one", "two")
+    }
+
+
+class Musical:
+    """A game of three seats, all at once: the first is out after one round, the second cut off after two."""
+
+    possible_agents = ("seat_0", "seat_1", "seat_2")
+
+    def reset(self, seed: int) -> Any:
+        self.rounds, self.agents = 0, list(self.possible_agents)
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, moves: Mapping[str, int]) -> Any:
+        self.rounds += 1
+        before = self.agents
+        self.agents = [seat for seat in before if int(seat[-1]) + 1 > self.rounds]
+        gone = {seat: seat not in self.agents for seat in before}
+        return (
+            dict.fromkeys(before, self.rounds),
+            dict.fromkeys(before, 0.0),
+            {seat: gone[seat] and seat == "seat_0" for seat in before},
+            {seat: gone[seat] and seat == "seat_1" for seat in before},
+            {},
+        )
+
+    def close(self) -> None: ...
+
+
+def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
+    from ippo_cli.tasks.environments.pettingzoo import ParallelWorld  # which needs its package
+
+    config = pettingzoo("three", "one two three", max_turns=3)
+    texts = dict.fromkeys(Musical.possible_agents, ActionTexts(2))
+    world = ParallelWorld(Musical(), config, texts, lambda seat, seen: str(seen))
+    world.reset(row(0), 0)
+    assert act(world, one="0", two="0", three="0").ended == {"one"}
+    act(world, two="0", three="0")
+    last = act(world, three="x")
+    assert (last.terminated, last.truncated, last.ended) == (False, True, {"one"})
+    played = episode(terminated=last.terminated, unfinished=last.unfinished, ended=last.ended)
+    assert [name for name in ("one", "two", "three") if played.finished(name)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            pettingzoo("classic/checkers_v1"),
+            "^task.env_id=classic/checkers_v1 is no game of PettingZoo; use .*classic/chess_v6",
+        ),
+        (pettingzoo("tictactoe_v3"), "is no game of PettingZoo; use classic/tictactoe_v3"),
+        (
+            pettingzoo("classic/tictactoe_v2"),
+            "^task.env_id=classic/tictactoe_v2 is a version .*; use classic/tictactoe_v3$",
+        ),
+        (pettingzoo("classic/tictactoe"), "names no version; use classic/tictactoe_v3$"),
+        (pettingzoo("classic/tictactoe-v1"), "use classic/tictactoe_v3$"),
+        (pettingzoo(HANDS, rounds=3), "{'rounds': 3} cannot be made"),
+        (pettingzoo(TICTACTOE, "a b c"), "are more than the 2 seats of task.env_id=classic/tictactoe_v3"),
+        (pettingzoo(TICTACTOE, seat=2), "task.seat=2 is no seat .*; use one of 0 1 alternate"),
+        (pettingzoo(TICTACTOE, seat="second"), "task.seat=second is no seat"),
+        (pettingzoo("classic/chess_v6"), "has observations that cannot be written: the space of player_0"),
+        (pettingzoo(CONNECT, form="numbers"), "has 84 numbers, and at most 64 are written; use task.observation=short"),
+        (pettingzoo("classic/leduc_holdem_v4", form="words"), "task.observation=words is not there"),
+        (pettingzoo(HANDS, illegal="lose"), "task.illegal_move=lose needs a game that judges illegal moves"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_environment(config)
+
+
+def test_a_game_that_nothing_is_known_about_is_played_in_numbers() -> None:
+    world = make_environment(pettingzoo("classic/leduc_holdem_v4", "one two"))()
+    story = play(world, row(4), 0, 2)
+    assert set(story[0]["one"] if "one" in story[0] else story[0]["two"]) <= set("01 ")
+    assert story[-1][3], "it has terminated"
+    assert story[-1][2]["one"] == -story[-1][2]["two"] != 0
+
+
+def test_a_game_that_the_opponent_ends_at_once_is_dealt_again() -> None:
+    world = make_environment(pettingzoo("classic/leduc_holdem_v4", seat="alternate"))()
+    for number in range(200):
+        assert list(world.reset(row(number), number)) == ["solo"]
+        assert world.earned == {"solo": 0.0}, "of the games before nothing is left"

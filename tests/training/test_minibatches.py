@@ -1,0 +1,111 @@
+"""Rows of a mini-batch are dealt out so that ranks have equally much to do, and none is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from ippo_cli.engine import distributed
+from ippo_cli.training.minibatches import dealt, partition, row_tokens
+from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets
+
+
+def loads(costs, parts):
+    sums = [0.0] * parts
+    for cost, part in zip(costs, partition(costs, parts), strict=True):
+        sums[part] += cost
+    return sums
+
+
+def test_equal_items_are_shared_equally():
+    assert loads([7] * 128, 64) == [14.0] * 64
+
+
+def test_costs_of_the_classic_example_are_halved():
+    assert sorted(loads([8, 7, 6, 5, 4], 2)) == [14.0, 16.0]  # differencing leaves 2; the best is 15 and 15
+
+
+@pytest.mark.parametrize("parts", [2, 8, 64, 512])
+def test_the_busiest_part_is_near_the_least_possible(parts):
+    luck = random.Random(parts)
+    for _ in range(3):
+        costs = [round(luck.lognormvariate(5.5, 0.8)) + 64 for _ in range(8 * parts)]
+        sums = loads(costs, parts)
+        assert sum(sums) == sum(costs)
+        assert max(sums) <= 1.03 * max(max(costs), sum(costs) / parts)
+
+
+def test_fewer_items_than_parts_go_to_a_part_each():
+    found = partition([5, 3, 3], 8)
+    assert len(set(found)) == 3
+    assert partition([], 4) == []
+    assert partition([1, 2], 1) == [0, 0]
+
+
+def rows(prompts, lengths):
+    """Rows whose response ids, log-probabilities and advantages tell which row they were."""
+    count, wide, long = len(prompts), max(prompts, default=1), max(lengths, default=1)
+    column = torch.arange(long)[None] < torch.tensor(lengths)[:, None]
+    named = torch.tensor(prompts).float()[:, None].expand(count, long).clone()
+    rollout = Rollout(
+        prompt_ids=torch.ones(count, wide, dtype=torch.long),
+        prompt_mask=torch.arange(wide)[None] >= wide - torch.tensor(prompts, dtype=torch.long)[:, None],
+        response_ids=named.long() * column,
+        response_mask=column,
+        turn=torch.where(column, 0, -1),
+        length=torch.tensor(lengths, dtype=torch.long),
+        logprobs=named * column,
+        behavior_logprobs=named * column,
+        finished=torch.ones(count, dtype=torch.bool),
+        texts=[str(prompt) for prompt in prompts],
+    )
+    numbers = named * column
+    targets = Targets(
+        rewards=numbers,
+        values=numbers,
+        final_values=torch.tensor(prompts).float(),
+        ref_logprobs=numbers,
+        advantages=numbers,
+        returns=numbers,
+        loss_mask=column,
+        value_mask=column,
+        behavior_weights=numbers,
+        sample_counts=torch.ones(count, dtype=torch.long),
+    )
+    return rollout, targets
+
+
+def test_every_row_moves_whole_to_one_rank(monkeypatch):
+    held = [
+        (*rows(prompts, lengths), torch.tensor([prompt % 2 for prompt in prompts], dtype=torch.long))
+        for prompts, lengths in (([1, 2, 3, 4], [9, 2, 3, 4]), ([], []), ([5, 6], [30, 1]))
+    ]
+    monkeypatch.setattr(distributed, "world_size", lambda: len(held))
+    monkeypatch.setattr(distributed, "gather_objects", lambda own: held)
+    seen, work = [], []
+    for rank, own in enumerate(held):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        batch = Minibatch(rollout=own[0], targets=own[1], agent=own[2], num_tokens=49, num_sequences=6, num_values=49)
+        share = dealt(batch)
+        rollout, targets = share.rollout, share.targets
+        assert share.num_tokens == 49
+        work.append(int(row_tokens(rollout).sum()))
+        for row, text in enumerate(rollout.texts):
+            name, length = int(text), int(rollout.length[row])
+            seen.append((name, length))
+            assert int(share.agent[row]) == name % 2
+            assert int(rollout.prompt_mask[row].sum()) == name
+            assert bool(rollout.prompt_mask[row, -1])  # padded on the left
+            assert rollout.response_ids[row, :length].tolist() == [name] * length
+            assert targets.advantages[row].sum() == name * length
+            assert targets.final_values[row] == name
+    assert sorted(seen) == [(1, 9), (2, 2), (3, 3), (4, 4), (5, 30), (6, 1)]
+    assert max(work) == 35  # the longest row alone
+
+
+def test_a_row_counts_what_is_read_for_it():
+    rollout, _ = rows([3, 2], [4, 5])
+    rollout.detached[1].append(DetachedTurn(column=2, prompt=[1] * 10))
+    assert row_tokens(rollout).tolist() == [7, 17]
