@@ -35,7 +35,7 @@ Weights = Mapping[str, RewardWeightsConfig]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
+class RawScores:
     """What a reward says about a buffer, as one number for every turn of each agent."""
 
     numbers: dict[str, Tensor]  # by agent: [B, K]
@@ -90,17 +90,17 @@ def mixed_scores(
     wanted: Sequence[str],
     config: RewardConfig,
     streamed: StreamedAnswers | None = None,
-) -> Mixed:
+) -> RawScores:
     """Ask the reward about episodes in which all agents of `weights` spoke, and mix it for those who are `wanted`.
 
     `streamed` holds what it was asked while other episodes were still being collected.
     """
     rewards, failure = attempt(reward, episodes, list(weights), config, streamed)
-    numbers = mixed(rewards, episodes, weights, wanted)
+    numbers = combine_rewards(rewards, episodes, weights, wanted)
     normalized = None
     if isinstance(config, MixRewardConfig) and config.normalize:
         normalized = _normalized(rewards, episodes, weights, wanted, config)
-    return Mixed(
+    return RawScores(
         numbers=numbers,
         failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
         parts={name: torch.tensor(values, dtype=torch.float32) for name, values in rewards.parts.items()},
@@ -117,12 +117,12 @@ def _normalized(
     for turn_weight in dict.fromkeys(weights[name].turn_weight for name in wanted):
         together = normalized_mix(rewards, config, episodes, list(weights), turn_weight)
         alike = [name for name in wanted if weights[name].turn_weight == turn_weight]
-        numbers |= mixed(together, episodes, weights, alike)
+        numbers |= combine_rewards(together, episodes, weights, alike)
     return {name: numbers[name] for name in wanted}
 
 
 def processed_scores(
-    own: Mixed,
+    own: RawScores,
     episodes: Sequence[Episode],
     config: RewardConfig,
     moments: Mapping[str, ScoreMoments],
@@ -213,7 +213,7 @@ def attempt(
     return replace(rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
-def mixed(rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]) -> dict[str, Tensor]:
+def combine_rewards(rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]) -> dict[str, Tensor]:
     """The numbers of those who are `wanted`, each weighed with the agent's own weights. Collective."""
     alike = all(own == next(iter(weights.values())) for own in weights.values())
     with distributed.failing_together():

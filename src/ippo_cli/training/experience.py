@@ -15,7 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import Mixed, mixed_scores, processed_scores, score
+from ippo_cli.rewards.score import RawScores, mixed_scores, processed_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
 from ippo_cli.rollout.counterfactual_generator import Substituted
@@ -124,7 +124,7 @@ class ExperienceSource:
 
     def _sampled(
         self, iteration: int, batch: Batch, draws: Draws, clock: Stopwatch
-    ) -> tuple[list[Episode], dict[str, Rollout], Mixed]:
+    ) -> tuple[list[Episode], dict[str, Rollout], RawScores]:
         """An iteration's episodes, every agent's rows of them, and what the reward says of them."""
         names, config = self.team.names, self.config.reward
         with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
