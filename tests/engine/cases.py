@@ -731,7 +731,7 @@ def leaving_together(_: Path) -> Any:
 
     def met(name: str, error: BaseException | None) -> None:
         try:
-            with distributed.failing_together():
+            with distributed.synchronize_errors():
                 if error is not None:
                     raise error
         except (Exception, PreemptionRequested) as raised:
@@ -745,12 +745,12 @@ def leaving_together(_: Path) -> Any:
     met("request", PreemptionRequested() if last else None)
     met("both", PreemptionRequested() if last else ValueError("met again"))
     try:
-        with distributed.failing_together((RewardError,)):
+        with distributed.synchronize_errors((RewardError,)):
             raise KeyError("not among those")  # on every rank
     except KeyError:
         found["others pass"] = distributed.gather_objects(distributed.rank())
     found["steps"] = len(set(distributed.gather_objects(distributed.steps_taken()))) == 1
-    found["words"] = distributed.last_words(f"words of {distributed.rank()}", 20.0)
+    found["words"] = distributed.exchange_exit_reports(f"words of {distributed.rank()}", 20.0)
     return distributed.gather_objects(found)
 
 

@@ -28,7 +28,7 @@ from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors
-from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, mixed_scores, score, stop_beyond_budget
+from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, compute_raw_scores, score, stop_beyond_budget
 from ippo_cli.types import Episode
 
 AGENTS = ["low", "high"]
@@ -145,7 +145,7 @@ def divided_prompts() -> list[float]:
     episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
     answers = answers_to_prompts(episodes, 3)
     baseline = recombined_baseline(worth, episodes, answers, 3, "low", dict.fromkeys(AGENTS, settings()), settings())
-    own = mixed_scores(worth, episodes, dict.fromkeys(AGENTS, settings()), ["low"], settings())
+    own = compute_raw_scores(worth, episodes, dict.fromkeys(AGENTS, settings()), ["low"], settings())
     return (own.numbers["low"] - baseline.numbers)[:, 0].tolist()
 
 

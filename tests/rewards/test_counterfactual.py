@@ -24,7 +24,7 @@ from ippo_cli.rewards.counterfactual import (
     silent,
 )
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import Baseline, Scored, mixed_scores, processed_scores
+from ippo_cli.rewards.score import Baseline, ScoreResult, compute_raw_scores, process_scores
 from ippo_cli.types import Completion, Episode
 
 Make = Callable[..., Any]
@@ -49,13 +49,13 @@ def played(row: str, column: str) -> list[Episode]:
 
 def learnt(
     reward: Any, episodes: Sequence[Episode], baselines: dict[str, Baseline], config: Any, how: CreditAssignment
-) -> Scored:
-    own = mixed_scores(reward, episodes, dict.fromkeys(AGENTS, config), AGENTS, config)
+) -> ScoreResult:
+    own = compute_raw_scores(reward, episodes, dict.fromkeys(AGENTS, config), AGENTS, config)
     moments = {name: ScoreMoments() for name in AGENTS}
-    return processed_scores(own, episodes, config, moments, {how: baselines})
+    return process_scores(own, episodes, config, moments, {how: baselines})
 
 
-def by_difference(reward: Any, episodes: list[Episode], others: dict[str, list[Episode]], config: Any) -> Scored:
+def by_difference(reward: Any, episodes: list[Episode], others: dict[str, list[Episode]], config: Any) -> ScoreResult:
     baselines = {
         name: other_episodes_baseline(reward, episodes, others[name], name, dict.fromkeys(AGENTS, config), config)
         for name in AGENTS
@@ -63,7 +63,7 @@ def by_difference(reward: Any, episodes: list[Episode], others: dict[str, list[E
     return learnt(reward, episodes, baselines, config, CreditAssignment.difference)
 
 
-def by_recombination(reward: Any, episodes: list[Episode], generations: int, config: Any) -> Scored:
+def by_recombination(reward: Any, episodes: list[Episode], generations: int, config: Any) -> ScoreResult:
     answers = answers_to_prompts(episodes, generations)
     baselines = {
         name: recombined_baseline(reward, episodes, answers, generations, name, dict.fromkeys(AGENTS, config), config)
@@ -188,8 +188,8 @@ def test_the_processors_run_after_what_is_subtracted(settings: Make) -> None:
 def test_what_is_measured_for_the_log_alone_is_subtracted_from_nothing(settings: Make) -> None:
     others = {"row": played("ba", "aa"), "column": played("aa", "bb")}
     episodes = played("aa", "aa")
-    plain = processed_scores(
-        mixed_scores(game, episodes, dict.fromkeys(AGENTS, settings()), AGENTS, settings()),
+    plain = process_scores(
+        compute_raw_scores(game, episodes, dict.fromkeys(AGENTS, settings()), AGENTS, settings()),
         episodes,
         settings(),
         dict.fromkeys(AGENTS, ScoreMoments()),

@@ -21,7 +21,7 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import check_processor_functions
-from ippo_cli.rewards.score import Scored, refuse_idle_weights, score
+from ippo_cli.rewards.score import ScoreResult, refuse_idle_weights, score
 from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
@@ -34,7 +34,7 @@ THREE = [
 ]
 
 
-def scored(reward: Any, episodes: Sequence[Episode], config: RewardConfig, agents: Sequence[str] = AGENTS) -> Scored:
+def scored(reward: Any, episodes: Sequence[Episode], config: RewardConfig, agents: Sequence[str] = AGENTS) -> ScoreResult:
     function = (lambda episodes: reward) if isinstance(reward, Reward) else reward
     return score(function, episodes, config, {name: ScoreMoments() for name in agents})
 

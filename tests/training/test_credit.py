@@ -25,7 +25,7 @@ from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.counterfactual import replaced
-from ippo_cli.rewards.score import mixed_scores
+from ippo_cli.rewards.score import compute_raw_scores
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Draws, HfGenerator, Request, sampling_settings
 from ippo_cli.training.trainer import Trainer
@@ -107,8 +107,8 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
             assert spoken(anew) != spoken(experience.episodes)
             config = trainer.config.reward
             weights = dict.fromkeys(("low", "high"), config)
-            there = mixed_scores(trainer.source.reward, anew, weights, [name], config).numbers[name]
-            here = mixed_scores(trainer.source.reward, experience.episodes, weights, [name], config).numbers[name]
+            there = compute_raw_scores(trainer.source.reward, anew, weights, [name], config).numbers[name]
+            here = compute_raw_scores(trainer.source.reward, experience.episodes, weights, [name], config).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
@@ -192,7 +192,7 @@ def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_pa
                 for one, (episode, _) in zip(written, said, strict=True)
             ]
             weights = dict.fromkeys(agents, config.reward)
-            there = mixed_scores(reward, anew, weights, [name], config.reward).numbers[name]
+            there = compute_raw_scores(reward, anew, weights, [name], config.reward).numbers[name]
             assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 

@@ -152,7 +152,7 @@ def any_rank(flag: bool) -> bool:
 
 
 @contextmanager
-def failing_together(kinds: tuple[type[BaseException], ...] = (Exception, PreemptionRequested)) -> Iterator[None]:
+def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, PreemptionRequested)) -> Iterator[None]:
     """What one rank raises inside ends all ranks at the end of the block: elsewhere as `OtherRankFailed`.
 
     Inside no rank may wait for one that failed; where this holds for some `kinds` of errors alone, others pass as they
@@ -195,7 +195,7 @@ def steps_taken() -> int:
         return 0
 
 
-def last_words(words: str, patience_s: float) -> dict[int, str]:
+def exchange_exit_reports(words: str, patience_s: float) -> dict[int, str]:
     """What ranks that are about to leave say, this one's `words` among it, by rank. To be called once.
 
     Not collective, and it works where the process group is broken: ranks that are gone, or do not leave within

@@ -31,7 +31,7 @@ def profiled(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterat
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as watch:
         yield
-    with distributed.failing_together():
+    with distributed.synchronize_errors():
         place = folder / "profile"
         table = _table(watch) if distributed.is_main() else ""
         try:

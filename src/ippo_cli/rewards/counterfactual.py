@@ -17,7 +17,7 @@ from torch import Tensor
 from ippo_cli.config.schema import RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.score import Baseline, Weights, mixed_scores, turn_counts
+from ippo_cli.rewards.score import Baseline, Weights, compute_raw_scores, turn_counts
 from ippo_cli.types import Completion, Episode
 
 NOTHING = torch.zeros(0)
@@ -37,7 +37,7 @@ def other_episodes_baseline(
 
     What it was paid there at turns that it has not had here falls on its last one.
     """
-    found = mixed_scores(reward, others, weights, [agent], config)
+    found = compute_raw_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
     numbers = found.numbers[agent].where(known[:, None], 0.0)
     return Baseline(numbers=folded(numbers, turn_counts(episodes, agent)), known=known, failure=found.failure)
@@ -73,7 +73,7 @@ def recombined_baseline(
             others.append(replaced(episode, agent, answer))
             rows.append(row)
             counts.append(count)
-    found = mixed_scores(reward, others, weights, [agent], config)
+    found = compute_raw_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
     times = torch.tensor(counts, dtype=torch.float64) * known
     place = torch.tensor(rows, dtype=torch.long)

@@ -55,7 +55,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoreResult:
     """What scoring a buffer leaves behind."""
 
     scores: dict[str, Scores]  # by agent
@@ -73,17 +73,17 @@ def score(
     weights: Weights | None = None,
     streamed: StreamedAnswers | None = None,
     observe: bool = True,
-) -> Scored:
+) -> ScoreResult:
     """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed.
 
     `weights`: those of all agents; left out, what `config` says of all of them.
     """
     weights = dict.fromkeys(moments, config) if weights is None else weights
-    own = mixed_scores(reward, episodes, weights, list(moments), config, streamed)
-    return processed_scores(own, episodes, config, moments, device=device, observe=observe)
+    own = compute_raw_scores(reward, episodes, weights, list(moments), config, streamed)
+    return process_scores(own, episodes, config, moments, device=device, observe=observe)
 
 
-def mixed_scores(
+def compute_raw_scores(
     reward: RewardFunction,
     episodes: Sequence[Episode],
     weights: Weights,
@@ -121,7 +121,7 @@ def _normalized(
     return {name: numbers[name] for name in wanted}
 
 
-def processed_scores(
+def process_scores(
     own: RawScores,
     episodes: Sequence[Episode],
     config: RewardConfig,
@@ -130,7 +130,7 @@ def processed_scores(
     *,
     device: torch.device | str = "cpu",
     observe: bool = True,
-) -> Scored:
+) -> ScoreResult:
     """Each agent's scores, less the baseline that `credit_assignment` asks for, through the processor chain.
 
     Raises `RewardError` beyond the failure budget (all ranks do). `moments` has every agent. `baselines`: by how
@@ -168,7 +168,7 @@ def processed_scores(
                 for how, baseline in measured.items()
             },
         )
-    return Scored(scores=scores, moments=observed, failure=reason)
+    return ScoreResult(scores=scores, moments=observed, failure=reason)
 
 
 def credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
@@ -197,7 +197,7 @@ def attempt(
     whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix divides by itself
     most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
     answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
-    with distributed.failing_together():
+    with distributed.synchronize_errors():
         begun = streamed() if streamed is not None else []
         known = {row for part, _ in begun for row in part}
         for row, episode in enumerate(episodes):
@@ -216,14 +216,14 @@ def attempt(
 def combine_rewards(rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]) -> dict[str, Tensor]:
     """The numbers of those who are `wanted`, each weighed with the agent's own weights. Collective."""
     alike = all(own == next(iter(weights.values())) for own in weights.values())
-    with distributed.failing_together():
+    with distributed.synchronize_errors():
         return {
-            name: mixed_for(rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward")
+            name: combine_rewards_for_agent(rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward")
             for name in wanted
         }
 
 
-def mixed_for(
+def combine_rewards_for_agent(
     rewards: Reward, agent: str, episodes: Sequence[Episode], weights: RewardWeightsConfig, setting: str = "reward"
 ) -> Tensor:
     """An agent's numbers by its own turn, `[B, K]` float32; 0 for turns that a row lacks:
@@ -262,7 +262,7 @@ def refuse_idle_weights(rewards: Reward, weights: Weights, config: RewardConfig)
         "turn_weight": by_turn,
     }
     answered = rewards.valid is None or any(rewards.valid)
-    with distributed.failing_together():
+    with distributed.synchronize_errors():
         for name, own in weights.items():
             for key, given in there.items():
                 if answered and not given and getattr(own, key) != getattr(config, key):

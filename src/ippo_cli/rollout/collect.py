@@ -48,7 +48,7 @@ def collect(
     limits = {agent: generator.context_limit(agent) for agent in formats}
     generator.forget()
     try:
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             with environments.at_work():
                 each(playing, lambda one: one.reset(environments, draws), environments.workers, poll)
             _tell(playing, formats, limits)
@@ -62,7 +62,7 @@ def collect(
                 completions = generator.generate(agents, requests, draws, on_finished=listen)
                 for (one, agent), completion in zip(asked, completions, strict=True):
                     one.take(agent, completion)
-            with distributed.failing_together():
+            with distributed.synchronize_errors():
                 if streaming is not None and streaming.mistake is not None:
                     raise streaming.mistake
                 with environments.at_work():

@@ -134,7 +134,7 @@ class HfGenerator:
     def generate(
         self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
     ) -> list[Completion]:
-        with distributed.failing_together(KNOWN_TO_ALL[self._config.zero3_gather]):
+        with distributed.synchronize_errors(KNOWN_TO_ALL[self._config.zero3_gather]):
             return self._generated(agents, requests, draws, on_finished)
         raise AssertionError("unreachable: the block above returns or raises")
 

@@ -15,7 +15,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import RawScores, mixed_scores, processed_scores, score
+from ippo_cli.rewards.score import RawScores, compute_raw_scores, process_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
 from ippo_cli.rollout.counterfactual_generator import Substituted
@@ -63,7 +63,7 @@ class ExperienceSource:
     def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> Collected:
         """What the agents do in an iteration and what it is worth. Collective."""
         stepped = self.environments.seconds
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = Draws(seed=self.config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
@@ -74,7 +74,7 @@ class ExperienceSource:
         self.preemption.agree()
         credit_baselines = self._baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
-            scored = processed_scores(own, episodes, self.config.reward, moments, credit_baselines, device=self.device)
+            scored = process_scores(own, episodes, self.config.reward, moments, credit_baselines, device=self.device)
         greedy = self._scored_greedy(greedy_episodes, scored.moments, clock) if self.with_greedy else {}
         rollouts = self._rescored(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
         with clock("targets"):
@@ -135,7 +135,7 @@ class ExperienceSource:
                 fault_point("score")
                 streamed = self.preemption.interruptible(streaming.answered) if streaming else None
                 reward = self.preemption.interruptible(self.reward)
-                own = mixed_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
+                own = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
         return episodes, sampled, own
 
     def _play_iteration(

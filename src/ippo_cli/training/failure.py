@@ -64,7 +64,7 @@ def fail(error: BaseException, run: Run, trainer: Savable | None) -> BaseExcepti
     patience = SAVING_PATIENCE_S if own.can_save else TELLING_PATIENCE_S
     if isinstance(error, KeyboardInterrupt) and not own.can_save:
         patience = 0.0  # Ctrl-C came twice: now
-    words = distributed.last_words(json.dumps(asdict(own)), patience)
+    words = distributed.exchange_exit_reports(json.dumps(asdict(own)), patience)
     known = {rank: Failure(**json.loads(failure)) for rank, failure in words.items()}
     everybody = len(known) == distributed.world_size()
     together = everybody and all(each.can_save and each.steps == own.steps for each in known.values())

@@ -132,7 +132,7 @@ class Partners:
         for learner in team.learners:
             if learner.is_policy:
                 weights = learner.engine.full_state_dict()
-                with distributed.failing_together(), storing(str(self._folder)):
+                with distributed.synchronize_errors(), storing(str(self._folder)):
                     written += learner.save_pretrained(
                         partial / learner.name, weights, team.tokenizer(learner), merged=False
                     )

@@ -202,12 +202,12 @@ def build_trainer(
     with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             check_processor_functions(config.reward.processor)
             console.warn(try_reward(reward, sample_examples(task.train, task.held_out)))
             reach_reward(reward)
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             prepare_reward(reward, Place(device=device, folder=folder / "reward"))
         unused.pop_all()
     return trainer

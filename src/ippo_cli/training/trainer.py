@@ -176,7 +176,7 @@ class Trainer:
             self.config, self.state.team, self.source.reward, episodes, collected.failure, iteration
         )
         if unusual:
-            with distributed.failing_together():
+            with distributed.synchronize_errors():
                 self.console.warn(self.run.note(unusual))
 
     def _show_training_samples(self, experience: Experience) -> None:
@@ -191,7 +191,7 @@ class Trainer:
         self._show_samples(f"train_{iteration:08d}", samples)
 
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             self.run.log_samples(name, samples)
             self.console.samples(samples)
 
@@ -207,7 +207,7 @@ class Trainer:
             row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
         if self.partners is not None and self.config.team.partners.elo:
             self.run.write_table("elo.json", self.partners.table())
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             self.run.log(row)
             self.console.iteration(row, self.plan.last_iteration)
             self.recent.append(row)
@@ -239,7 +239,7 @@ class Trainer:
 
     def _evaluate_first(self) -> None:
         found = self._evaluate()
-        with distributed.failing_together():
+        with distributed.synchronize_errors():
             self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
             self._note_evaluation(0, found)
             self.checkpoints.initial_is_best()
