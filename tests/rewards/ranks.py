@@ -28,7 +28,7 @@ from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors
-from ippo_cli.rewards.score import attempt, failed_rows, mixed_for, compute_raw_scores, score, stop_beyond_budget
+from ippo_cli.rewards.score import attempt, compute_raw_scores, failed_rows, mixed_for, score, stop_beyond_budget
 from ippo_cli.types import Episode
 
 AGENTS = ["low", "high"]

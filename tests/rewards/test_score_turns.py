@@ -34,7 +34,9 @@ THREE = [
 ]
 
 
-def scored(reward: Any, episodes: Sequence[Episode], config: RewardConfig, agents: Sequence[str] = AGENTS) -> ScoreResult:
+def scored(
+    reward: Any, episodes: Sequence[Episode], config: RewardConfig, agents: Sequence[str] = AGENTS
+) -> ScoreResult:
     function = (lambda episodes: reward) if isinstance(reward, Reward) else reward
     return score(function, episodes, config, {name: ScoreMoments() for name in agents})
 

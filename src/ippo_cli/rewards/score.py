@@ -112,7 +112,7 @@ def compute_raw_scores(
 def _normalized(
     rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str], config: MixRewardConfig
 ) -> dict[str, Tensor]:
-    """As `mixed`, with parts in deviations: measured as each agent's own `turn_weight` makes scores of them."""
+    """As `combine_rewards`, in deviations: measured as each agent's own `turn_weight` makes scores of them."""
     numbers: dict[str, Tensor] = {}
     for turn_weight in dict.fromkeys(weights[name].turn_weight for name in wanted):
         together = normalized_mix(rewards, config, episodes, list(weights), turn_weight)
@@ -213,12 +213,16 @@ def attempt(
     return replace(rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
 
 
-def combine_rewards(rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]) -> dict[str, Tensor]:
+def combine_rewards(
+    rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]
+) -> dict[str, Tensor]:
     """The numbers of those who are `wanted`, each weighed with the agent's own weights. Collective."""
     alike = all(own == next(iter(weights.values())) for own in weights.values())
     with distributed.synchronize_errors():
         return {
-            name: combine_rewards_for_agent(rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward")
+            name: combine_rewards_for_agent(
+                rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward"
+            )
             for name in wanted
         }
 

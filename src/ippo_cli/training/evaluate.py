@@ -18,7 +18,7 @@ from ippo_cli.reporting.iteration_metrics import prefixed, ratio, turn_totals
 from ippo_cli.reporting.per_turn_metrics import shown_turns, totals_of_turn
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import asked, attempt, failed_rows, mixed, refuse_idle_weights, turn_counts, why
+from ippo_cli.rewards.score import asked, attempt, combine_rewards, failed_rows, refuse_idle_weights, turn_counts, why
 from ippo_cli.tasks.eval_rows import examined_rows, generations
 from ippo_cli.tasks.schedule import share
 from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
@@ -61,7 +61,7 @@ def evaluate(
         given, failure = attempt(reward, episodes, agents, config.reward)
         weights = reward_weights(config)
         refuse_idle_weights(given, weights, config.reward)
-        numbers = mixed(given, episodes, weights, agents)
+        numbers = combine_rewards(given, episodes, weights, agents)
         failures = {name: failed_rows(given, one) for name, one in numbers.items()}
         failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.
